@@ -41,7 +41,8 @@ def ways(model, tokens):
     import tl_posgen
     from tl_posgen.core.feed import Feed
     from tl_posgen.core.registry import requested
-    from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+    from tl_posgen.editing.replace_scores import replace_scores
+    from tl_posgen.editing.score_functions import RowByRow
     from tl_posgen.hooks import hold_planes, lm_infinite
     from tl_posgen.models.capture.capturing import run_capture
     from tl_posgen.models.session import Choices, session_of

@@ -4,7 +4,8 @@ from contextlib import nullcontext
 
 import torch
 
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.extension.frequency_rules import FrequencyRule, with_frequencies
 from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.hooks import (

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
 
 PAIRS = [("I do not", " know"), ("Down, down", " and"), ("The White Rabbit put on his", " spectacles"), ("", "He")]

@@ -5,7 +5,8 @@ by `+`; the functions behind it say what to put in the place of scores.
 """
 
 from tl_posgen.editing.ablate_heads import ablate_heads
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.editing.without_biases import without_biases
 from tl_posgen.extension.frequency_rules import FrequencyRule, with_frequencies

@@ -18,7 +18,8 @@ import pandas as pd
 import torch
 
 import tl_posgen
-from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.extension.held_planes import partial_planes
 from tl_posgen.frequencies.gap import next_tokens

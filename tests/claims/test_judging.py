@@ -1,8 +1,10 @@
 """Criteria: thresholds are reached at their value, nulls exceeded, and several numbers judged together."""
 
 import math
+from dataclasses import replace
 
 import pytest
+from judged import CLAIMS
 from made_up import dataset_of, result_of
 
 from tl_posgen.claims.judging import Claim, Criterion, Group, ends_of_nulls, joint_verdict, judge, or_lacking
@@ -82,3 +84,11 @@ def test_the_interval_of_each_null_model_is_that_of_its_own_prompts():
     for seed, (low, high) in enumerate(((1.856257, 2.543743), (1.544574, 1.955426))):
         ends = [ends_of_nulls(numbers, "line_shape_score", end)["random init"][seed] for end in ("low", "high")]
         assert ends == pytest.approx([low, high], abs=1e-5)
+
+
+def test_every_threshold_of_a_claim_stands_in_its_words():
+    for claim in CLAIMS.values():
+        for threshold in claim.thresholds.values():
+            assert f"{threshold:g}" in claim.criterion or f"{threshold:.0%}" in claim.criterion
+    told = Claim("a", "", "{least:.1f} of {inits}", (), thresholds={"least": 0.5})
+    assert (told.criterion, replace(told, inits=2).criterion) == ("0.5 of 1", "0.5 of 1")

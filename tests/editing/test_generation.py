@@ -7,7 +7,8 @@ import torch
 from families import ANALYSED
 from interventions import OF_THE_PROMPT, ROW_BY_ROW, TOKENS, N
 
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks import lm_infinite, triangle
 from tl_posgen.models.capture.capturing import capturing

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import tl_posgen
-from tl_posgen.editing import replace_scores as module
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing import layer_edit as module
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of

@@ -6,12 +6,12 @@ from functools import partial
 import pandas as pd
 import pytest
 import torch
-from captures import run
 from families import family_cases, save_family
 from interventions import TOKENS, N, largest, logits, scores_under
 
 from tl_posgen import load_model, streaming
-from tl_posgen.editing.replace_scores import RowByRow, at_positions, finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow, at_positions
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 
@@ -38,14 +38,6 @@ def test_at_the_true_positions_nothing_changes_and_at_others_it_does(family_mode
             replace_scores(model, stretched, needs_positions=True)
     else:
         assert largest(logits(model, replace_scores(model, stretched, needs_positions=True)) - plain) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2"])
-def test_finished_products_are_the_scores(family_model, name):
-    for capture in run(family_model(name), TOKENS[:1]):
-        products = capture.geometry.scale * capture.rotated_q @ capture.rotated_k.mT
-        below = capture.geometry.visible(N)
-        torch.testing.assert_close(finished(products, capture)[:, below], capture.scores()[:, below])
 
 
 @pytest.mark.parametrize("layer", [0, 1])

@@ -7,7 +7,8 @@ from families import GROUPED, save_config, with_sizes
 from interventions import TOKENS, N, largest, logits, scores_under
 from transformers import AutoModelForCausalLM
 
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.files import MINI

@@ -8,7 +8,7 @@ from captures import run
 from families import family_cases
 from interventions import TOKENS, N, largest, logits, scores_under
 
-from tl_posgen.editing.replace_scores import FrozenBeyond
+from tl_posgen.editing.score_functions import FrozenBeyond
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.extension.held_planes import hold_planes

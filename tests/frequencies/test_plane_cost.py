@@ -8,7 +8,8 @@ import torch
 from interventions import logits
 
 import tl_posgen
-from tl_posgen.editing.replace_scores import finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import finished
 from tl_posgen.extension.frequency_rules import with_frequencies
 from tl_posgen.frequencies import PlaneCost, PlaneUse, Recall
 from tl_posgen.frequencies.gap import Gap

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, Verdict, or_lacking
+from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, or_lacking
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, OUT
 from tl_posgen.core.numbers import Numbers
@@ -17,8 +17,6 @@ from tl_posgen.frequencies.plane_use import SINK
 from tl_posgen.frequencies.recall import CONTROL, DRAWN, FASTEST, SLOWEST
 
 _DIAGONAL = 0.3  # attention at a distance from which a head is a diagonal or previous-token head
-_FIXED = 0.95  # |E x| / E|x| of a fixed centre
-_LITTLE = 0.05  # of recall
 _RECALLED = 0.3  # of the copy: a model that recalls less has too little to lose
 _FEWEST_MASSIVE = 10  # coordinates in all heads, below which a share of them says nothing
 _TURNED = 0.5  # radians in a prompt, below which a plane hardly turns at all
@@ -43,18 +41,18 @@ def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
     return array.where(heads, 0).sum(HEAD) / heads.sum(HEAD)
 
 
-def _lengths(planes: Result) -> list[Criterion]:
+def _lengths(planes: Result, **at: float) -> list[Criterion]:
     own = planes.numbers
     turning = np.isfinite(own.data["wavelength"].values).any(0)
     found = []
     for side in "qk":
         fast, slow = _thirds(own.array("magnitude", side=side, **OUT).isel(plane=turning))
         ratio = np.exp(np.log(slow.mean("plane") / fast.mean("plane")).mean(HEAD))
-        found.append(Criterion.of(f"slow third / fast third of {side}", own.number(ratio), 1.5, partly=1.1))
+        found.append(Criterion.of(f"slow third / fast third of {side}", own.number(ratio), **at))
     return found
 
 
-def _band(plane_use: Result) -> list[Group]:
+def _band(plane_use: Result, held: float) -> list[Group]:
     own = plane_use.numbers
     use = own.array("use")
     n_planes = use.sizes["plane"]
@@ -62,33 +60,31 @@ def _band(plane_use: Result) -> list[Group]:
     profile = use.mean("head").isel(plane=_turning(plane_use))
     away = profile["plane"] - profile.fillna(-1).idxmax("plane")
     of_band, of_slower = (profile.where(one).mean("plane") * n_planes for one in (abs(away) <= step, away > step))
-    band = Criterion.of("the longest band, x uniform", own.number(of_band), 2.0, otherwise="partly")
+    band = Criterion.of("the longest band, x uniform", own.number(of_band), held, otherwise="partly")
     slower = Criterion.of("slower planes", own.number(of_slower), 1.0, sign=-1, **ALONE)
-    is_above = band.value > slower.value
-    verdict: Verdict = "held" if band.holds and slower.holds else "partly" if is_above else "not held"
-    return [Group(verdict, [band, slower])]
+    return [Group.of(band.holds and slower.holds, band.value > slower.value, [band, slower])]
 
 
-def _partial(plane_use: Result) -> list[Criterion]:
+def _partial(plane_use: Result, **at: float) -> list[Criterion]:
     own = plane_use.numbers
     partial = own("partial")
     beyond = {"all planes": [own("partial_planes").value], **partial.by_null}
-    return [Criterion.of("heads whose longest plane is partial", partial, 0.9, partly=0.75, beyond=beyond)]
+    return [Criterion.of("heads whose longest plane is partial", partial, **at, beyond=beyond)]
 
 
-def _half_turn(plane_use: Result) -> list[Group]:
+def _half_turn(plane_use: Result, **at: float) -> list[Group]:
     """Return the criterion of the context that fits best, and the numbers of others beside it."""
     own, found = plane_use.numbers, []
     for context in own.data["context"].values.tolist():
         share = own("at_half_turn", context=context)
         beyond = {"chance": [own("chance", context=context).value], **share.by_null}
         words = f"heads at the half-turn plane of {context:,} tokens"
-        found.append(Criterion.of(words, share, 0.75, partly=0.5, beyond=beyond))
+        found.append(Criterion.of(words, share, **at, beyond=beyond))
     best, *others = sorted(found, key=lambda one: -np.nan_to_num(one.value))
     return [Group(best.verdict, [best, *(replace(one, partly=None, **ALONE) for one in others)])]
 
 
-def _massive(plane_use: Result) -> list[Group]:
+def _massive(plane_use: Result, a_head: float, times: float) -> list[Group]:
     own = plane_use.numbers
     q, k, v = (own("massive", vector=one) for one in plane_use.measure.labels()["vector"])
     sides = [
@@ -96,8 +92,8 @@ def _massive(plane_use: Result) -> list[Group]:
         for side, one in (("q", q), ("k", k))
     ]
     least = min(q.value, k.value)
-    verdict: Verdict = "held" if least >= 0.5 and least >= 3 * v.value else "partly" if least > v.value else "not held"
-    return [Group(verdict, [*sides, Criterion.of("v", v, **ALONE)])]
+    whole = least >= a_head and least >= times * v.value
+    return [Group.of(whole, least > v.value, [*sides, Criterion.of("v", v, **ALONE)])]
 
 
 def _no_massive(plane_use: Result) -> str:
@@ -106,24 +102,23 @@ def _no_massive(plane_use: Result) -> str:
     return "" if n >= _FEWEST_MASSIVE else f"{few}, too few"
 
 
-def _massive_slow(plane_use: Result) -> list[Criterion]:
+def _massive_slow(plane_use: Result, **at: float) -> list[Criterion]:
     own = plane_use.numbers
     massive = own.array("massive").sel(vector=["q", "k"]).rename(vector="side")
     share = own.number(own.array("massive_slow").sum((*HEAD, "side")) / massive.sum((*HEAD, "side")))
-    return [Criterion.of("in the slower half", share, 0.9, partly=0.75, beyond=or_lacking(share.by_null), end=None)]
+    return [Criterion.of("in the slower half", share, **at, beyond=or_lacking(share.by_null), end=None)]
 
 
-def _contextual(recall: Result) -> list[Group]:
+def _contextual(recall: Result, lost: float, little: float, rise: float, partly: float, times: float) -> list[Group]:
     own = recall.numbers
     falls, rises = own.measure.falls(own), own.measure.rises(own)
     at_mean, other = falls["largest at mean"], falls["another at mean"]
-    fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, 0.5, otherwise="partly")
-    beside = Criterion.of("with another", other, _LITTLE, sign=-1, **ALONE)
-    text = Criterion.of("text rises by", rises["largest at mean"], 0.5, sign=-1, **ALONE)
+    fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, lost, otherwise="partly")
+    beside = Criterion.of("with another", other, little, sign=-1, **ALONE)
+    text = Criterion.of("text rises by", rises["largest at mean"], rise, sign=-1, **ALONE)
     at_zero = Criterion.of("recall falls with it at zero", falls["largest at zero"], **ALONE)
-    is_part = at_mean.value >= 0.2 and at_mean.value >= 4 * other.value
-    whole = fall.holds and beside.holds and text.holds
-    return [Group("held" if whole else "partly" if is_part else "not held", [fall, beside, text, at_zero])]
+    is_part = at_mean.value >= partly and at_mean.value >= times * other.value
+    return [Group.of(fall.holds and beside.holds and text.holds, is_part, [fall, beside, text, at_zero])]
 
 
 def _recalls_little(recall: Result) -> str:
@@ -137,26 +132,24 @@ def _none_looks_up(recall: Result) -> str:
     return _recalls_little(recall) or ("" if is_there else "not measured: no head looks up, or there is none beside it")
 
 
-def _slow_for_recall(recall: Result) -> list[Group]:
+def _slow_for_recall(recall: Result, lost: float, little: float) -> list[Group]:
     own = recall.numbers
     falls = own.measure.falls(own)
     drawn = [one for name, one in falls.items() if name.startswith(DRAWN)]
     worst = max(drawn, key=lambda one: one.value)
-    slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], 0.3, otherwise="partly")
-    random = Criterion.of("without random ones, at most", worst, _LITTLE, sign=-1, **ALONE)
-    control = Criterion.of("in control heads", falls[CONTROL], _LITTLE, sign=-1, **ALONE)
+    slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], lost, otherwise="partly")
+    random = Criterion.of("without random ones, at most", worst, little, sign=-1, **ALONE)
+    control = Criterion.of("in control heads", falls[CONTROL], little, sign=-1, **ALONE)
     whole = slow.holds and random.holds and control.holds
-    more = slow.value > max(random.value, control.value)
-    return [Group("held" if whole else "partly" if more else "not held", [slow, random, control])]
+    return [Group.of(whole, slow.value > max(random.value, control.value), [slow, random, control])]
 
 
-def _fast_for_recall(recall: Result) -> list[Group]:
+def _fast_for_recall(recall: Result, little: float, part: float) -> list[Group]:
     own = recall.numbers
     falls = own.measure.falls(own)
-    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], _LITTLE, sign=-1, **ALONE)
+    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], little, sign=-1, **ALONE)
     slow = Criterion.of("without the slowest", falls[SLOWEST], otherwise="held")
-    verdict: Verdict = "held" if fast.holds else "partly" if fast.value <= slow.value / 2 else "not held"
-    return [Group(verdict, [fast, slow])]
+    return [Group.of(fast.holds, fast.value <= part * slow.value, [fast, slow])]
 
 
 def _diagonal(own: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
@@ -165,7 +158,7 @@ def _diagonal(own: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
     return attention.max("near") >= _DIAGONAL, attention == attention.max("near")
 
 
-def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
+def _diagonals(plane_roles: Result, plane_use: Result, more: float, **at: float) -> list[Criterion]:
     own = plane_roles.numbers
     heads, most = _diagonal(own)
     lift = own.array("contrast", near=None).where(most, 0).sum("near")
@@ -174,10 +167,10 @@ def _diagonals(plane_roles: Result, plane_use: Result) -> list[Criterion]:
     share = own.number(_mean_of(fast.sum("plane") / lift.sum("plane"), heads))
     fast, _ = _thirds(plane_use.numbers.array("use").isel(plane=turning))
     of_fast = fast.sum("plane")
-    more = own.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
+    above = own.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
     return [
-        Criterion.of("lift by the fast third", share, 0.75, partly=0.5, beyond=or_lacking(share.by_null)),
-        Criterion.of("more use of it than in other heads", more, 0.1, partly=0.0, beyond=or_lacking(more.by_null)),
+        Criterion.of("lift by the fast third", share, **at, beyond=or_lacking(share.by_null)),
+        Criterion.of("more use of it than in other heads", above, more, partly=0.0, beyond=or_lacking(above.by_null)),
     ]
 
 
@@ -187,21 +180,21 @@ def _no_diagonal(plane_roles: Result, plane_use: Result) -> str:
     return "" if n else f"not measured: no head attends to its own or the previous token by {_DIAGONAL:g}"
 
 
-def _place_by_frequency(plane_roles: Result, plane_use: Result) -> list[Criterion]:
+def _place_by_frequency(plane_roles: Result, plane_use: Result, **at: float) -> list[Criterion]:
     own = plane_roles.numbers
     variance = plane_use.numbers.array("variance_share")
     slowness = (variance * variance["plane"]).sum("plane", min_count=1)
     rho = own.correlation(own.array("positional") - own.array("symbolic"), -slowness, ranks=True)
-    return [Criterion.of("rank correlation over heads", rho, 0.7, partly=0.4)]
+    return [Criterion.of("rank correlation over heads", rho, **at)]
 
 
-def _centres(plane_use: Result) -> list[Criterion]:
+def _centres(plane_use: Result, fixed: float, **at: float) -> list[Criterion]:
     own = plane_use.numbers
     found = []
     for side in "qk":
         centre = own.array("centre", side=side)
-        fixed = own.number((centre > _FIXED).where(centre.notnull()))
-        found.append(Criterion.of(f"heads with fixed centres, {side}", fixed, 0.8, partly=0.5))
+        share = own.number((centre > fixed).where(centre.notnull()))
+        found.append(Criterion.of(f"heads with fixed centres, {side}", share, **at))
     return found
 
 
@@ -217,20 +210,20 @@ def _no_sink(plane_use: Result) -> str:
     )
 
 
-def _sinks_by_angle(plane_use: Result) -> list[Group]:
+def _sinks_by_angle(plane_use: Result, above: float) -> list[Group]:
     own = plane_use.numbers
     heads = _sinks(own)
     share = own.number(heads.where(own.array("sink").notnull()))
     length, cosine = (own.number(_mean_of(own.array(name), heads)) for name in ("first_length", "first_cosine"))
     shorter = Criterion.of("|k_0| / E|k| in sink heads", length, 1.0, sign=-1, **ALONE)
     angle = Criterion.of(
-        "cosine with q above other keys'", cosine, 0.1, beyond=or_lacking(cosine.by_null), otherwise="detectable"
+        "cosine with q above other keys'", cosine, above, beyond=or_lacking(cosine.by_null), otherwise="detectable"
     )
-    verdict: Verdict = "held" if shorter.holds and angle.holds else "partly" if angle.holds else "not held"
-    return [Group(verdict, [angle, shorter, Criterion.of("sink heads", share, **ALONE)])]
+    sinks = Criterion.of("sink heads", share, **ALONE)
+    return [Group.of(shorter.holds and angle.holds, angle.holds, [angle, shorter, sinks])]
 
 
-def _sinks_from_partial(plane_use: Result) -> list[Criterion]:
+def _sinks_from_partial(plane_use: Result, **at: float) -> list[Criterion]:
     own = plane_use.numbers
     context = own.data["context"].values[0]
     turns = own.data["turns"].sel(context=context, drop=True)
@@ -238,10 +231,10 @@ def _sinks_from_partial(plane_use: Result) -> list[Criterion]:
     lift = own.array("sink_lift").where(_sinks(own), 0)
     share = own.number(lift.where(partial, 0).sum((*HEAD, "plane")) / lift.sum((*HEAD, "plane")))
     beyond = {"all planes": [own("partial_planes").value], **or_lacking(share.by_null)}
-    return [Criterion.of("lift of the first token by partial planes", share, 0.75, partly=0.5, beyond=beyond)]
+    return [Criterion.of("lift of the first token by partial planes", share, **at, beyond=beyond)]
 
 
-def _decay(plane_roles: Result) -> list[Group]:
+def _decay(plane_roles: Result, still: float, times: float) -> list[Group]:
     own = plane_roles.numbers
     score = own.array("mean_score")
     doubling = score["doubling"].where(score.notnull())  # a window ends before some distances of other layers
@@ -250,20 +243,18 @@ def _decay(plane_roles: Result) -> list[Group]:
     fall = own.number(-slope)
     falls = Criterion.of("std within rows that scores fall by per doubling", fall, otherwise="held")
     largest = max((abs(one) for one in fall.nulls), default=np.nan)
-    still = Criterion("null models, at most", largest, _LITTLE, sign=-1)
-    whole = still.holds and falls.value >= 4 * largest
-    return [Group("held" if whole else "partly" if falls.value >= 4 * largest else "not held", [falls, still])]
+    nulls = Criterion("null models, at most", largest, still, sign=-1)
+    is_far = falls.value >= times * largest
+    return [Group.of(nulls.holds and is_far, is_far, [falls, nulls])]
 
 
-def _frozen_quarters(plane_cost: Result, _: Result) -> list[Group]:
+def _frozen_quarters(plane_cost: Result, _: Result, slowest: float, fastest: float, part: float) -> list[Group]:
     own = plane_cost.numbers
     rises = own.measure.rises(own)
     of_fast = rises["freeze fastest quarter"]
-    fast = Criterion.of("rise with the fastest quarter frozen", of_fast, 0.1, otherwise="partly")
-    slow = Criterion.of("with the slowest", rises["freeze slowest quarter"], 0.01, sign=-1, **ALONE)
-    is_part = slow.value <= 0.1 * fast.value
-    verdict: Verdict = "held" if fast.holds and slow.holds else "partly" if is_part else "not held"
-    return [Group(verdict, [fast, slow])]
+    fast = Criterion.of("rise with the fastest quarter frozen", of_fast, fastest, otherwise="partly")
+    slow = Criterion.of("with the slowest", rises["freeze slowest quarter"], slowest, sign=-1, **ALONE)
+    return [Group.of(fast.holds and slow.holds, slow.value <= part * fast.value, [fast, slow])]
 
 
 def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
@@ -279,10 +270,10 @@ def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     return "" if angle.value >= _TURNED else few
 
 
-def _base(plane_use: Result) -> list[Criterion]:
+def _base(plane_use: Result, held: float) -> list[Criterion]:
     own = plane_use.numbers
     share = own.number((own.array("first_negative") / own.array("reach")).min("layer"))
-    return [Criterion.of("first negative sum of cosines, over L", share, 1.0, **ALONE)]
+    return [Criterion.of("first negative sum of cosines, over L", share, held, **ALONE)]
 
 
 FREQUENCY: Sequence[Claim] = [
@@ -290,166 +281,187 @@ FREQUENCY: Sequence[Claim] = [
         "frequency 1",
         "Queries and keys are longer in low frequencies (Barbero et al. 2024, as we read it).",
         "E|z| of the slowest third of the planes over that of the fastest, of q and of k, mean of logarithms over "
-        "heads: both 1.5 held, 1.1 partly",
+        "heads: both {held} held, {partly} partly",
         ("planes",),
         _lengths,
+        thresholds={"held": 1.5, "partly": 1.1},
     ),
     Claim(
         "frequency 1b",
         "They are so in one band, and slower planes are little used (Oka et al. 2026, as we read it).",
-        "use of the planes within a step of the most used one of each layer at least twice uniform, and of slower ones "
-        "at most uniform: held; more than of slower ones: partly; the band has to be beyond the null",
+        "use of the planes within a step of the most used one of each layer at least {held:g} times uniform, and of "
+        "slower ones at most uniform: held; more than of slower ones: partly; the band has to be beyond the null",
         ("plane_use",),
         _band,
+        thresholds={"held": 2.0},
     ),
     Claim(
         "frequency 2",
         "The longest plane makes less than a turn within the context (Jonasson 2025, as we read it).",
-        "heads of which that is true: 0.9 held, 0.75 partly; beyond the share of all planes and the nulls",
+        "heads of which that is true: {held} held, {partly} partly; beyond the share of all planes and the nulls",
         ("plane_use",),
         _partial,
+        thresholds={"held": 0.9, "partly": 0.75},
     ),
     Claim(
         "frequency 2h",
         "It is the one that makes half a turn (LeRoPE, Karypis et al. 2026: a wavelength of 2.2 contexts, as we read "
         "it; half a turn: ours).",
-        "heads whose longest plane is within a step of the fastest that makes at most half a turn: 0.75 held, 0.5 "
-        "partly; beyond chance and the nulls; of two contexts the one that fits better, the other beside it",
+        "heads whose longest plane is within a step of the fastest that makes at most half a turn: {held} held, "
+        "{partly} partly; beyond chance and the nulls; of two contexts the one that fits better, the other beside it",
         ("plane_use",),
         _half_turn,
+        thresholds={"held": 0.75, "partly": 0.5},
     ),
     Claim(
         "frequency 2q",
         "There queries lead keys by a quarter turn, so that the plane penalises distance (ours; an angle of its own: "
         "Jonasson 2025, as we read it).",
-        "sine of the phase between mean query and mean key, mean over heads: 0.8 held, 0.5 partly",
+        "sine of the phase between mean query and mean key, mean over heads: {held} held, {partly} partly",
         ("plane_use",),
-        lambda plane_use: [Criterion.of("sine of the phase", plane_use.numbers("sine"), 0.8, partly=0.5)],
+        lambda plane_use, **at: [Criterion.of("sine of the phase", plane_use.numbers("sine"), **at)],
+        thresholds={"held": 0.8, "partly": 0.5},
     ),
     Claim(
         "frequency 3",
         "Queries and keys have massive coordinates, values have none (Jin et al. 2025, as we read it).",
-        "coordinates above 5 times the mean of their head, a head: of q and of k at least 0.5 and 3 times those of v: "
-        "held; more than of v: partly; open below 10 such coordinates of q and k in all heads (counts, without an "
-        "interval)",
+        "coordinates above 5 times the mean of their head, a head: of q and of k at least {a_head} and {times:g} times "
+        f"those of v: held; more than of v: partly; open below {_FEWEST_MASSIVE} such coordinates of q and k in all "
+        "heads (counts, without an interval)",
         ("plane_use",),
         _massive,
         _no_massive,
+        thresholds={"a_head": 0.5, "times": 3.0},
     ),
     Claim(
         "frequency 3b",
         "Massive coordinates of queries and keys lie in low frequencies (Jin et al. 2025, as we read it).",
-        "share of them in the slower half of the planes: 0.9 held, 0.75 partly; open below 10 of them in all heads (a "
-        "count, without an interval)",
+        "share of them in the slower half of the planes: {held} held, {partly} partly; "
+        f"open below {_FEWEST_MASSIVE} of them in all heads (a count, without an interval)",
         ("plane_use",),
         _massive_slow,
         _no_massive,
+        thresholds={"held": 0.9, "partly": 0.75},
     ),
     Claim(
         "frequency 4",
         "The largest coordinate holds contextual knowledge: at its mean, recall is lost and little else (Jin et al. "
         "2025, as we read it).",
-        "recall of a copy falls by 0.5, with another coordinate by at most 0.05, and the text's loss rises by at most "
-        "0.5 nats: held; by 0.2, and 4 times as far as with another: partly. Harmless at its mean and not at zero "
-        "would be an offset",
+        "recall of a copy falls by {lost}, with another coordinate by at most {little}, and the text's loss rises by "
+        "at most {rise} nats: held; by {partly}, and {times:g} times as far as with another: partly. Harmless at its "
+        "mean and not at zero would be an offset",
         ("recall",),
         _contextual,
         _recalls_little,
+        thresholds={"lost": 0.5, "little": 0.05, "rise": 0.5, "partly": 0.2, "times": 4.0},
     ),
     Claim(
         "frequency 5",
         "Diagonal and previous-token heads are made by the highest frequencies (Barbero et al. 2024, as we read it).",
-        "in heads that attend 0.3 to their own or the previous token, the share of the fastest third in its lift above "
-        "the next three distances, nearly an identity: 0.75 held, 0.5 partly; and their use of that third 0.1 above "
-        "other heads': held; above: partly",
+        f"in heads that attend {_DIAGONAL} to their own or the previous token, the share of the fastest third in its "
+        "lift above the next three distances, nearly an identity: {held} held, {partly} partly; and their use of that "
+        "third {more} above other heads': held; above: partly",
         ("plane_roles", "plane_use"),
         _diagonals,
         _no_diagonal,
+        thresholds={"held": 0.75, "partly": 0.5, "more": 0.1},
     ),
     Claim(
         "frequency 6",
         "Positional heads use fast planes, symbolic heads slow ones (Urrutia et al. 2026, as we read it).",
         "rank correlation over heads of positional less symbolic score with the frequency of the planes that vary "
-        "within rows: 0.7 held, 0.4 partly; beyond every one of five random inits or more, as these differ",
+        "within rows: {held} held, {partly} partly; beyond every one of {inits} random inits or more, as these differ",
         ("plane_roles", "plane_use"),
         _place_by_frequency,
         inits=5,
+        thresholds={"held": 0.7, "partly": 0.4},
     ),
     Claim(
         "frequency 7",
         "Queries and keys before RoPE stand around fixed centres (TriAttention 2026, as we read it).",
-        "heads with |E x| / E|x| above 0.95, of q and of k: both 0.8 held, 0.5 partly",
+        "heads with |E x| / E|x| above {fixed}, of q and of k: both {held} held, {partly} partly",
         ("plane_use",),
         _centres,
+        thresholds={"fixed": 0.95, "held": 0.8, "partly": 0.5},
     ),
     Claim(
         "frequency 7b",
         "The curve of the mean query and key over distance foretells scores (TriAttention 2026, as we read it).",
-        "r with the scores of single queries, mean over heads: 0.5 held, 0.3 partly",
+        "r with the scores of single queries, mean over heads: {held} held, {partly} partly",
         ("plane_roles",),
-        lambda plane_roles: [Criterion.of("r", plane_roles.numbers("curve_r"), 0.5, partly=0.3)],
+        lambda plane_roles, **at: [Criterion.of("r", plane_roles.numbers("curve_r"), **at)],
+        thresholds={"held": 0.5, "partly": 0.3},
     ),
     Claim(
         "frequency 8",
         "The first token is a sink by its key's angle, not its length (Gu et al. 2024, as we read it).",
-        "in heads that give it 0.3 of their attention, cosine of queries with its key at least 0.1 above those with "
-        "others, and its key no longer than theirs: held; the first alone: partly; the cosine beyond the null",
+        f"in heads that give it {SINK} of their attention, cosine of queries with its key at least "
+        "{above} above those with others, and its key no longer than theirs: held; the first alone: partly; the cosine "
+        "beyond the null",
         ("plane_use",),
         _sinks_by_angle,
         _no_sink,
+        thresholds={"above": 0.1},
     ),
     Claim(
         "frequency 9",
         "Planes that make less than a turn make the sink (DoPE 2025, Jonasson 2025, as we read them).",
-        "share of them in the lift of the first token above other keys, in the same heads: 0.75 held, 0.5 partly; "
-        "beyond the share of all planes and the nulls",
+        "share of them in the lift of the first token above other keys, in the same heads: {held} held, {partly} "
+        "partly; beyond the share of all planes and the nulls",
         ("plane_use",),
         _sinks_from_partial,
         _no_sink,
+        thresholds={"held": 0.75, "partly": 0.5},
     ),
     Claim(
         "frequency 10",
         "RoPE by itself makes no decay with distance; training does (Barbero et al. 2024, as we read it).",
-        "slope of mean scores per doubling of distance, in std within rows: of every null at most 0.05 either way, and "
-        "the model's falls 4 times as far as any: held; the last alone: partly",
+        "slope of mean scores per doubling of distance, in std within rows: of every null at most {still} either way, "
+        "and the model's falls {times:g} times as far as any: held; the last alone: partly",
         ("plane_roles",),
         _decay,
+        thresholds={"still": 0.05, "times": 4.0},
     ),
     Claim(
         "frequency 11",
         "The slowest quarter of the planes need not turn, the fastest must (Barbero et al. 2024, as we read it).",
-        "rise of the loss with the slowest quarter frozen at most 0.01 nats, with the fastest at least 0.1: held; at "
-        "most a tenth of it: partly; open where the slowest quarter turns by less than 0.5 radians in a prompt",
+        "rise of the loss with the slowest quarter frozen at most {slowest} nats, with the fastest at least "
+        "{fastest}: held; at most {part} of it: partly; "
+        f"open where the slowest quarter turns by less than {_TURNED} radians in a prompt",
         ("plane_cost", "plane_use"),
         _frozen_quarters,
         _hardly_turns,
         options={"plane_cost": {"edits": ("freeze",), "groups": ("quarters",)}},
+        thresholds={"slowest": 0.01, "fastest": 0.1, "part": 0.1},
     ),
     Claim(
         "frequency 12",
         "Heads that look up a copy need their slowest planes (Bayram 2026, as we read it).",
-        "recall falls by 0.3 without them, and by at most 0.05 without random planes or in control heads: held; "
+        "recall falls by {lost} without them, and by at most {little} without random planes or in control heads: held; "
         "further than without these: partly",
         ("recall",),
         _slow_for_recall,
         _none_looks_up,
+        thresholds={"lost": 0.3, "little": 0.05},
     ),
     Claim(
         "frequency 13",
         "They do not need their fastest planes (Chiang & Yogatama 2025, as we read it).",
-        "recall falls by at most 0.05 without them: held; by at most half of what it falls by without the slowest: "
-        "partly; the latter has to be beyond the null",
+        "recall falls by at most {little} without them: held; by at most {part} of what it falls by without the "
+        "slowest: partly; the latter has to be beyond the null",
         ("recall",),
         _fast_for_recall,
         _none_looks_up,
+        thresholds={"little": 0.05, "part": 0.5},
     ),
     Claim(
         "frequency 14",
         "The base is large enough for the context: a query never prefers a random key to one like itself (Men et al. "
         "2024, as we read it).",
-        "least distance at which the sum over planes of cos(theta D) is below 0, over the context or window: 1, no "
-        "such distance: held; of the config, without nulls",
+        "least distance at which the sum over planes of cos(theta D) is below 0, over the context or window: {held:g}, "
+        "no such distance: held; of the config, without nulls",
         ("plane_use",),
         _base,
+        thresholds={"held": 1.0},
     ),
 ]

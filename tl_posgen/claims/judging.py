@@ -172,6 +172,11 @@ class Group:
     name: str = ""
     otherwise = "not held"
 
+    @classmethod
+    def of(cls, held: bool, partly: bool, criteria: Sequence["Criterion | Group"], name: str = "") -> "Group":
+        """Return the group of numbers that are held, or partly, where these conditions are met."""
+        return cls("held" if held else "partly" if partly else "not held", criteria, name)
+
     @property
     def is_beyond(self) -> bool | None:
         return False if any(one.is_beyond is False for one in self.criteria) else None
@@ -234,13 +239,15 @@ class Claim:
     Attributes:
         name: the paper, "position", "slash" or "coupling", and the number in the documentation.
         says: the claim, in our words.
-        criterion: from which numbers on we say that it held, in words; ours.
+        criterion: from which numbers on we say that it held, in words; ours. The thresholds are given as "{name}".
         needs: names of the measures that it reads. Where one is missing, the claim is open and says which.
-        by: the criteria, which should all hold; None of a claim that one model cannot show.
+        by: the criteria, which should all hold, of results and of thresholds by name; None of a claim that one model
+            cannot show.
         lacks: why results say nothing on the claim; "" where they do.
         options: of a measure, by its name, where the claim needs others than the usual ones.
         own_null: whether it has a null of its own, such as the first checkpoint, in the place of null models.
         inits: random inits that it has to be beyond, where any are asked for; further seeds where they are fewer.
+        thresholds: of the verdicts, by the names that they have in `criterion` and as arguments of `by`.
     """
 
     name: str
@@ -252,6 +259,11 @@ class Claim:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     own_null: bool = False
     inits: int = 1
+    thresholds: Mapping[str, int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        words = self.criterion.format(inits=self.inits, **self.thresholds) if self.thresholds else self.criterion
+        object.__setattr__(self, "criterion", words)
 
 
 def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str] | None = None) -> Judgement:
@@ -268,7 +280,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
     needed = [results[name] for name in claim.needs]
     if why := claim.lacks(*needed):
         return Judgement("open", why, "not measured")
-    criteria = claim.by(*needed)
+    criteria = claim.by(*needed, **claim.thresholds)
     single = [one for each in criteria for one in each.leaves]
     nulls = {kind: ", ".join(filter(None, (one.told(kind) for one in criteria))) for kind in NULL_KINDS}
     null = "; ".join(f"{kind}: {words}" for kind, words in nulls.items() if words)

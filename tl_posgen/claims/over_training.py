@@ -12,11 +12,12 @@ def fewer_steps(name: str, n: int, why: str) -> Callable[[Result], str]:
     return lambda emergence: "" if len(emergence.measure.at_steps(emergence.numbers, name)) >= n else why
 
 
-def over_training(name: str, words: str, sign: int = 1, least: float | None = None) -> dict[str, Any]:
-    """Return what a claim says of a number that rises during training, with the sign -1 falls, and ends at `least` or
-    more: held where no checkpoint is further than the last. The first is its null: step 0, or no random init."""
+def over_training(name: str, words: str, sign: int = 1) -> dict[str, Any]:
+    """Return what a claim says of a number that rises during training, with the sign -1 falls, and ends at the
+    threshold `least` or more, if there is one: held where no checkpoint is further than the last. The first is its
+    null: step 0, or no random init."""
 
-    def by(emergence: Result) -> list[Group]:
+    def by(emergence: Result, least: float | None = None) -> list[Group]:
         over = emergence.measure.at_steps(emergence.numbers, name)
         (step, first), (to, last) = [*over.items()][:: len(over) - 1]
         beyond, otherwise = {f"step {step}": [first.high if sign > 0 else first.low]}, "detectable" if least else "held"

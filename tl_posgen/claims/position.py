@@ -11,34 +11,33 @@ from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, or_lacking
 from tl_posgen.claims.over_training import fewer_steps
 from tl_posgen.core.measure import OUT
 from tl_posgen.core.result import Result
+from tl_posgen.interventions import WORTHLESS
+from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES
-from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS
+from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, Substitution
 
-CLOSE: Mapping[str, Any] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
+_CLOSE: Mapping[str, float] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
 _JUDGED_ORDER = {"ratios": (0.0, 0.05, 0.1, 0.2), "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}
-_SLIGHT = 0.02  # of accuracy
-_HARDLY = 0.1  # nats
-INSIDE = 0.9  # of heads
-MOVED = ("words", "positions", "position_part")  # words, index and features
+_MOVED = ("words", "positions", "position_part")  # words, index and features
 _LEFT = {"share": "variance within rows that the fit leaves", "top_share": "of that in one direction"}
 
 
-def _additive(variance: Result) -> list[Criterion | Group]:
+def _additive(variance: Result, **at: float) -> list[Criterion | Group]:
     """Return the criterion of r of what softmax sees, and r over all scores, which decides nothing."""
     over_all = Criterion.of(
         "over all scores", variance.numbers("additive_r_of_scores"), otherwise="held", digits=3, **ALONE
     )
-    return [*_where_rotated(variance, "additive r", "additive_r"), over_all]
+    return [*_where_rotated(variance, "additive r", "additive_r", at), over_all]
 
 
-def _where_rotated(result: Result, quantity: str, name: str, **labels: str) -> list[Group]:
+def _where_rotated(result: Result, quantity: str, name: str, at: Mapping[str, float], **labels: str) -> list[Group]:
     """Return the criterion of r of a sum; open where no layer rotates q and k: the sum is the score by construction."""
-    r = Criterion.of(quantity, result.numbers(name, **labels), **CLOSE, digits=3)
+    r = Criterion.of(quantity, result.numbers(name, **labels), **at, digits=3)
     rotates = not result.encodings or bool(set(result.encodings) - set(result.measure.caveats))
     return [Group(r.verdict if rotates else "open", [r])]
 
 
-def _recovered(substitution: Result, condition: str = "query_profile") -> list[Criterion]:
+def _recovered(substitution: Result, condition: str = "query_profile", **at: Any) -> list[Criterion]:
     """Return the least share, of the loss and of the KL, how each stands beside its nulls, and of what they are."""
     own, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
     shares = {words: own.measure.recovered(own, name)[condition] for name, words in names.items()}
@@ -47,15 +46,15 @@ def _recovered(substitution: Result, condition: str = "query_profile") -> list[C
     least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth
     each = [Criterion.of(words, one, beyond=or_lacking(one.by_null), otherwise="held") for words, one in shares.items()]
     worth = Criterion.of("nats that attention is worth", own.measure.worth(own), otherwise="held", **ALONE)
-    return [Criterion("least share", least, **CLOSE), *each, worth]
+    return [Criterion("least share", least, **at), *each, worth]
 
 
-def _recovered_at_sinks(substitution: Result) -> list[Criterion]:
+def _recovered_at_sinks(substitution: Result, **at: float) -> list[Criterion]:
     """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
     own = substitution.numbers
     control = own.measure.recovered(own)[AT_RANDOM]
     beside = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)
-    return [*_recovered(substitution, AT_SINKS["query_profile"]), beside]
+    return [*_recovered(substitution, AT_SINKS["query_profile"], **at), beside]
 
 
 def _no_sinks(substitution: Result) -> str:
@@ -74,27 +73,26 @@ def _planes(planes: Result) -> list[Criterion]:
     ]
 
 
-def _order(perturbation: Result) -> list[Group]:
+def _order(perturbation: Result, hardly: float, apart: float) -> list[Group]:
     """Return the rises of the loss by words at 5 % and 20 %; at 10 %, or the lowest share above, they should matter."""
     own, (few, above, many) = perturbation.numbers, _ratios(perturbation.measure)
-    if not set(MOVED) <= set(own.data["condition"].values):
+    if not set(_MOVED) <= set(own.data["condition"].values):
         return [Group("open", name="not all of words, index and features were moved")]
     at_few, at_more, at_many = (own("change", condition="words", ratio=ratio) for ratio in (few, above, many))
-    kept = Criterion.of(f"words at {few:.0%}", at_few, _HARDLY, sign=-1, **ALONE)
+    kept = Criterion.of(f"words at {few:.0%}", at_few, hardly, sign=-1, **ALONE)
     more = [Criterion.of(f"words at {above:.0%}", at_more, otherwise="held", **ALONE)] if above < many else []
     matters = Criterion.of(f"words at {many:.0%}", at_many, otherwise="held")
-    index, features = (own("change", condition=one, ratio=many) for one in MOVED[1:])
+    index, features = (own("change", condition=one, ratio=many) for one in _MOVED[1:])
     both = [
         Criterion.of(f"{name} at {many:.0%}", one, otherwise="held", **ALONE)
         for name, one in {"index": index, "features": features}.items()
     ]
-    apart = abs(index.value - features.value) / (max(abs(index.value), abs(features.value)) or 1.0)
-    alike = Criterion("index and features apart", apart, 0.25, sign=-1)
+    difference = abs(index.value - features.value) / (max(abs(index.value), abs(features.value)) or 1.0)
+    alike = Criterion("index and features apart", difference, apart, sign=-1)
     # where neither costs more than in a null model, that they are alike says nothing
     are_alike = alike.holds and all(Criterion.of("", one, otherwise="held").holds for one in (index, features))
-    whole = kept.holds and at_more.value > _HARDLY and are_alike
-    verdict = "held" if whole else "partly" if kept.holds or are_alike else "not held"
-    return [Group(verdict, [kept, *more, matters, *both, alike])]
+    whole = kept.holds and at_more.value > hardly and are_alike
+    return [Group.of(whole, kept.holds or are_alike, [kept, *more, matters, *both, alike])]
 
 
 def _ratios(measure: Any) -> tuple[float, float, float]:
@@ -102,18 +100,18 @@ def _ratios(measure: Any) -> tuple[float, float, float]:
     return few, min((one for one in measure.ratios if one >= 0.1), default=many), many
 
 
-def _cloze(perturbation: Result) -> list[Group]:
+def _cloze(perturbation: Result, slight: float) -> list[Group]:
     own, (few, above, _) = perturbation.numbers, _ratios(perturbation.measure)
     accuracy = own.array("cloze_accuracy", condition="words")
     in_order = accuracy.sel(ratio=min(own.measure.ratios), drop=True)
     whole = own.number(in_order, own.bounds_of("cloze_accuracy"))
     at_few, at_more = (own.number(accuracy.sel(ratio=one, drop=True) - in_order) for one in (few, above))
-    kept = Criterion.of_end(f"change at {few:.0%}", at_few, -_SLIGHT, beyond=None, digits=3)
-    still = Criterion.of_end(f"change at {above:.0%}", at_more, -_SLIGHT, "high", beyond=None, digits=3)
+    kept = Criterion.of_end(f"change at {few:.0%}", at_few, -slight, beyond=None, digits=3)
+    still = Criterion.of_end(f"change at {above:.0%}", at_more, -slight, "high", beyond=None, digits=3)
     beyond = {"chance": [1 / N_CHOICES], **whole.by_null}
     in_order = Criterion.of("accuracy in order", whole, beyond=beyond, otherwise="held", digits=3)
     of_more = "partly" if still.holds else "held"
-    verdict = "not held" if at_few.high < -_SLIGHT else of_more if kept.holds else "open"
+    verdict = "not held" if at_few.high < -slight else of_more if kept.holds else "open"
     return [Group(verdict, [kept, still, in_order])]
 
 
@@ -122,17 +120,16 @@ def _no_cloze(perturbation: Result) -> str:
     return "" if is_made else "not measured: no cloze was made of this text"
 
 
-def _beyond(length_extrapolation: Result) -> list[Group]:
+def _beyond(length_extrapolation: Result, inside: float) -> list[Group]:
     measure, own = length_extrapolation.measure, length_extrapolation.numbers
     if "lm_infinite" not in own.data["condition"].values:
         return [Group("open", name="LM-Infinite was not run")]
     windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
     gains = {kind: np.subtract(one, vanilla.by_null[kind]).tolist() for kind, one in windowed.by_null.items()}
-    kept = Criterion.of("heads within noise with LM-Infinite", windowed, INSIDE, **ALONE)
-    lost = Criterion.of("unchanged", vanilla, INSIDE, **ALONE)
+    kept = Criterion.of("heads within noise with LM-Infinite", windowed, inside, **ALONE)
+    lost = Criterion.of("unchanged", vanilla, inside, **ALONE)
     more = Criterion("more with LM-Infinite", windowed.value - vanilla.value, beyond=gains, otherwise="held")
-    verdict = "held" if kept.holds and not lost.holds else "partly" if more.value > 0 else "not held"
-    return [Group(verdict, [kept, lost, more])]
+    return [Group.of(kept.holds and not lost.holds, more.value > 0, [kept, lost, more])]
 
 
 def _split_over_training(emergence: Result) -> list[Group]:
@@ -144,47 +141,54 @@ POSITION = [
     Claim(
         "position 1",
         "Scores are close to a sum of position and content, f(q, i-j) + g(q, k), with a correlation of 0.959.",
-        "r of what softmax sees with the best such sum, an upper end; first token left out, mean over heads: 0.95 "
-        "held, 0.75 partly; open where nothing rotates; r over all scores, the paper's, beside it",
+        "r of what softmax sees with the best such sum, an upper end; first token left out, mean over heads: {held} "
+        "held, {partly} partly; open where nothing rotates; r over all scores, the paper's, beside it",
         ("variance",),
         _additive,
+        thresholds=_CLOSE,
     ),
     Claim(
         "position 1b",
         "Scores are close to a(i-j) + b(i) + c(j), a sum of three curves, with a correlation above 0.95.",
-        "r without the first token, mean over heads: 0.95 held, 0.75 partly; that of the mean-key split beside it",
+        "r without the first token, mean over heads: {held} held, {partly} partly; that of the mean-key split "
+        "beside it",
         ("three_axis", "mean_key"),
-        lambda three_axis, mean_key: [
-            Criterion.of("r", three_axis.numbers("r", **OUT), **CLOSE, digits=3),
+        lambda three_axis, mean_key, **at: [
+            Criterion.of("r", three_axis.numbers("r", **OUT), **at, digits=3),
             Criterion.of("mean-key split's r", mean_key.numbers("r", **OUT), otherwise="held", digits=3, **ALONE),
         ],
+        thresholds=_CLOSE,
     ),
     Claim(
         "position 2",
         "The model can run on f(q, i-j) + g(q, k): position and content are apart.",
         "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile: both "
-        "95 % held, 75 % partly; open where what attention is worth is not above 0.01 nats by its interval: no share "
-        "is defined",
+        "{held:.0%} held, {partly:.0%} partly; open where what attention is worth is not above "
+        f"{WORTHLESS} nats by its interval: no share is defined",
         ("substitution",),
         _recovered,
         options={"substitution": {"n_prompts": 8}},
+        thresholds=_CLOSE,
     ),
     Claim(
         "position 2b",
         "The model can run on f(q, i-j) + g(q, k) and its own scores of attention sinks (ours: not in the paper).",
-        "the same shares, with the true scores of the keys that take more than 10 % of a layer's attention from afar; "
-        "open without such keys; the share with as many true scores of random keys beside it",
+        "the same shares, both {held:.0%} held, {partly:.0%} partly, with the true scores of the keys that take more "
+        f"than {Substitution.sink_share:.0%} of a layer's attention from afar; open without such keys; the share with "
+        "as many true scores of random keys beside it",
         ("substitution",),
         _recovered_at_sinks,
         _no_sinks,
+        thresholds=_CLOSE,
     ),
     Claim(
         "position 3",
         "At a dummy distance the key part stays as it is and the position part shifts.",
         "r of the key part with the scores at all distances, each distance's mean removed, first token left out, mean "
-        "over heads: 0.95 held, 0.75 partly; open where nothing rotates",
+        "over heads: {held} held, {partly} partly; open where nothing rotates",
         ("dummy_distance",),
-        lambda dummy_distance: _where_rotated(dummy_distance, "r", "key_part_r", **OUT),
+        lambda dummy_distance, **at: _where_rotated(dummy_distance, "r", "key_part_r", at, **OUT),
+        thresholds=_CLOSE,
     ),
     Claim(
         "position 4",
@@ -198,30 +202,34 @@ POSITION = [
         "position 5",
         "Swapping up to 5 % of the words hardly matters, more than 10 % does (figures of a third-party summary); index "
         "and features are alike.",
-        "words: at most 0.1 nats at 5 % and more at 10 %, and at 20 % index and features within a quarter of the "
-        "larger, each beyond the null: held; one of both: partly; words at 20 % have to be beyond the null",
+        "words: at most {hardly} nats at 5 % and more at 10 %, and at 20 % index and features apart by at most {apart} "
+        "of the larger, each beyond the null: held; one of both: partly; words at 20 % have to be beyond the null",
         ("perturbation",),
         _order,
+        thresholds={"hardly": 0.1, "apart": 0.25},
     ),
     Claim(
         "position 5b",
         "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 % (figures of a "
         "third-party summary).",
-        "cloze accuracy falls by at most 2 points at 5 % and by more at 10 %, by the ends of the intervals: held; the "
+        "cloze accuracy falls by at most {slight} at 5 % and by more at 10 %, by the ends of the intervals: held; the "
         "first alone: partly; accuracy in order has to be beyond the null and chance",
         ("perturbation",),
         _cloze,
         _no_cloze,
         options={"perturbation": _JUDGED_ORDER},
+        thresholds={"slight": 0.02},
     ),
     Claim(
         "position 6",
         "With LM-Infinite the attention output stays in its training distribution beyond the training length.",
-        "heads whose outputs stay within the noise level, and 0.05 of the variance inside: 90 % with LM-Infinite and "
-        "fewer without: held; more: partly; how many more has to be beyond the null (a count, without an interval)",
+        f"heads whose outputs stay within the noise level, and {TOLERATED} of the variance inside: "
+        "{inside:.0%} with LM-Infinite and fewer without: held; more: partly; how many more has to be beyond the null "
+        "(a count, without an interval)",
         ("length_extrapolation",),
         _beyond,
         options={"length_extrapolation": {"length": None}},
+        thresholds={"inside": 0.9},
     ),
     Claim(
         "position 7a",

@@ -2,9 +2,9 @@
 against each."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -23,20 +23,17 @@ from tl_posgen.slash.slash_ablation import Scheme
 from tl_posgen.slash.slash_toy import FEATURES
 from tl_posgen.stats.intervals import FEWEST
 
-_GAINED: Mapping[str, Any] = {"held": 2.0, "partly": 1.5, "otherwise": "detectable"}
-_FEWEST_HEADS = 10  # that a correlation over heads at a distance is judged on
 
-
-def _transfer(slash_transfer: Result) -> list[Criterion | Group]:
-    """Return the criteria of r at each distance where at least ten heads are dominant, and of the mean r over the other
+def _transfer(slash_transfer: Result, fewest: int, **decides: float) -> list[Criterion | Group]:
+    """Return the criteria of r at each distance where `fewest` heads are dominant, and of the mean r over the other
     distances where as many are dominant at any of these, weighted by these heads. r itself is over all heads; at
     distances where fewer are dominant it decides nothing, as hardly any head attends there."""
     own, measure = slash_transfer.numbers, slash_transfer.measure
     heads = {at: int(measure.n_dominant(own, at, "natural").value) for at in measure.reached(own.data)}
     r = {at: measure.correlation(own, at) for at, n in heads.items() if n}
-    r = {at: one for at, one in r.items() if heads[at] >= _FEWEST_HEADS or not np.isnan(one.value)}
-    few = [at for at in r if heads[at] < _FEWEST_HEADS]
-    decides, beside = {"held": 0.9, "partly": 0.6}, {"otherwise": "held", **ALONE}
+    r = {at: one for at, one in r.items() if heads[at] >= fewest or not np.isnan(one.value)}
+    few = [at for at in r if heads[at] < fewest]
+    beside = {"otherwise": "held", **ALONE}
     found: list[Criterion | Group] = [
         Criterion.of(
             f"r at D = {at}", one, basis=counted(heads[at], "dominant head"), **(beside if at in few else decides)
@@ -44,7 +41,7 @@ def _transfer(slash_transfer: Result) -> list[Criterion | Group]:
         for at, one in r.items()
     ]
     n_together = int(measure.n_dominant(own, few, "natural").value) if few else 0
-    if len(few) > 1 and n_together >= _FEWEST_HEADS:
+    if len(few) > 1 and n_together >= fewest:
         mean = _weighted([r[at] for at in few], [heads[at] for at in few])
         found += [
             Criterion.of(f"mean r at D = {in_ranges(few)}", mean, basis=counted(n_together, "dominant head"), **decides)
@@ -63,17 +60,17 @@ def _weighted(numbers: Sequence[Number], weights: Sequence[int]) -> Number:
     return Number(value, low, high, {kind: tuple(of_kind.tolist()) for kind, of_kind in nulls.items()})
 
 
-def _rank_one(cone: Result, side: str) -> Criterion:
+def _rank_one(cone: Result, side: str, **at: float) -> Criterion:
     """Return the share in dominant heads, beside those of all heads of a null model, and of its dominant ones."""
     own, name = cone.numbers, f"r1 of {side.upper()}"
     r1, of_all = group_mean(own, "r1", "dominant", side=side), own("r1", side=side)
     of_dominant = or_lacking(r1.by_null)
     beyond = {kind: [*each, *of_dominant[kind]] for kind, each in of_all.by_null.items()}
-    found = Criterion.of(name, r1, 0.9, partly=0.7, beyond=beyond, digits=3)
+    found = Criterion.of(name, r1, **at, beyond=beyond, digits=3)
     return replace(found, number=replace(r1, by_null=of_all.by_null))
 
 
-def _ranks(cone: Result) -> list[Criterion]:
+def _ranks(cone: Result, **at: float) -> list[Criterion]:
     """Return the criteria of Q and K, and where there are biases, which are of rank one, what r1 is without them."""
     own, name = cone.numbers, "r1_without_bias"
     without = {side: group_mean(own, name, "dominant", side=side) for side in ("qk" if name in own else "")}
@@ -82,24 +79,23 @@ def _ranks(cone: Result) -> list[Criterion]:
         for side, one in without.items()
         if not math.isnan(one.value)  # a layer without biases
     ]
-    return [*(_rank_one(cone, side) for side in "qk"), *beside]
+    return [*(_rank_one(cone, side, **at) for side in "qk"), *beside]
 
 
-def _parts_of_inputs(cone: Result) -> list[Group]:
+def _parts_of_inputs(cone: Result, axis: float, partly: float, others: float) -> list[Group]:
     own, ratio = cone.numbers, cone.measure.ratio_above_no_inputs
     difference = ratio(own, INPUTS[1], less=INPUTS[2])
-    alone = Criterion.of("axis alone", ratio(own, INPUTS[1]), 0.75, partly=0.4, **ALONE)
-    rest = Criterion.of("the rest", ratio(own, INPUTS[2]), 0.25, sign=-1, **ALONE)
+    alone = Criterion.of("axis alone", ratio(own, INPUTS[1]), axis, partly=partly, **ALONE)
+    rest = Criterion.of("the rest", ratio(own, INPUTS[2]), others, sign=-1, **ALONE)
     beyond = or_lacking(difference.by_null)
     more = Criterion.of("more than the rest", difference, beyond=beyond, otherwise="held")
     has_biases, of_biases = "bias only" in own.data["input"].values, cone.measure.ratio_of_biases(own)
     by_biases = [Criterion.of("biases without inputs", of_biases, otherwise="held", **ALONE)] if has_biases else []
     is_part = alone.verdict != "not held" and more.value > 0
-    verdict = "held" if alone.holds and rest.holds else "partly" if is_part else "not held"
-    return [Group(verdict, [alone, rest, more, *by_biases])]
+    return [Group.of(alone.holds and rest.holds, is_part, [alone, rest, more, *by_biases])]
 
 
-def _bands(band_ablation: Result) -> list[Group]:
+def _bands(band_ablation: Result, kept: float, low_alone: float, lost: float, part: float) -> list[Group]:
     """Return, by each way of making bands, the shares of the unchanged slash score that are left without each band, and
     on the low one alone; and how much more is left without the low band than without the others, which has to be beyond
     the nulls. Open where no head is dominant, or some band has no plane; where both ways disagree, partly if one holds.
@@ -116,17 +112,16 @@ def _bands(band_ablation: Result) -> list[Group]:
         arrays = [left.sel(condition=one, drop=True) for one in names]
         others = (arrays[0] + arrays[1]) / 2
         high, medium, low = (
-            Criterion.of(f"without {band}", own.number(one), 0.75, **ALONE)
+            Criterion.of(f"without {band}", own.number(one), kept, **ALONE)
             for band, one in zip(BANDS, arrays, strict=True)
         )
         on_low = own.number(left.sel(condition=f"keep low, {scheme}", drop=True))
-        alone = Criterion.of("low alone", on_low, 0.25, sign=-1, **ALONE)
+        alone = Criterion.of("low alone", on_low, low_alone, sign=-1, **ALONE)
         more = Criterion.of("more without low than without others", own.number(arrays[2] - others), otherwise="held")
         whole = low.holds and alone.holds and high.verdict == medium.verdict == "not held"
         cost = 1 - (high.value + medium.value) / 2
-        is_part = cost >= 0.25 and 1 - low.value <= 0.5 * cost
-        verdict = "held" if whole else "partly" if is_part else "not held"
-        found.append(Group(verdict, [high, medium, low, alone, more], scheme))
+        is_part = cost >= lost and 1 - low.value <= part * cost
+        found.append(Group.of(whole, is_part, [high, medium, low, alone, more], scheme))
     found = [one for one in found if one.verdict != "open"] or found
     if not found:
         return [Group("open", name="no head is slash-dominant, or a band has no plane")]
@@ -135,7 +130,7 @@ def _bands(band_ablation: Result) -> list[Group]:
     return [Group(disagree if len(verdicts) > 1 else found[0].verdict, found)]
 
 
-def _toy(slash_toy: Result) -> list[Group]:
+def _toy(slash_toy: Result, formed: float) -> list[Group]:
     own, measure = slash_toy.numbers, slash_toy.measure
     beyond = {
         "before training": [own("score", features="trained", step=0).value],
@@ -143,7 +138,7 @@ def _toy(slash_toy: Result) -> list[Group]:
     }
     ends = {one: own.array("score", features=one).isel(step=-1) for one in FEATURES}
     least = {one: float(end.min(skipna=False)) for one, end in ends.items()}
-    trained, unseen = (Criterion(f"least, {name}", one, 0.5, beyond=beyond) for name, one in least.items())
+    trained, unseen = (Criterion(f"least, {name}", one, formed, beyond=beyond) for name, one in least.items())
     return [Group("not held" if not trained.holds else "held" if unseen.holds else "partly", [trained, unseen])]
 
 
@@ -164,72 +159,80 @@ SLASH = [
     Claim(
         "slash 1",
         "Slash-dominant heads belong to the model: the same heads, with like scores, on random tokens.",
-        "correlation of scores over heads, at every distance where at least ten heads are dominant, and in the mean "
-        "over the others, weighted by heads, where ten are together: 0.9 held, 0.6 partly",
+        "correlation of scores over heads, at every distance where at least {fewest} heads are dominant, and in the "
+        "mean over the others, weighted by heads, where {fewest} are together: {held} held, {partly} partly",
         ("slash_transfer",),
         _transfer,
+        thresholds={"fewest": 10, "held": 0.9, "partly": 0.6},
     ),
     Claim(
         "slash 2",
         "Queries and keys of slash-dominant heads are almost of rank one before RoPE.",
-        "share of the first singular direction in dominant heads, Q and K: 0.9 held, 0.7 partly; a null model's is "
-        "that of all its heads, and of its dominant ones where it has any",
+        "share of the first singular direction in dominant heads, Q and K: {held} held, {partly} partly; a null "
+        "model's is that of all its heads, and of its dominant ones where it has any",
         ("cone",),
         _ranks,
+        thresholds={"held": 0.9, "partly": 0.7},
     ),
     Claim(
         "slash 3a",
         "Inputs of the attention lie on a cone.",
         "95% interval of the mean cosine with their axis above every null model's: partly; and its lower end at least "
-        "0.7: held",
+        "{held}: held",
         ("cone",),
-        lambda cone: [Criterion.of_end("cosine with the axis", cone.numbers("cosine"), 0.7, otherwise="partly")],
+        lambda cone, held: [Criterion.of_end("cosine with the axis", cone.numbers("cosine"), held, otherwise="partly")],
+        thresholds={"held": 0.7},
     ),
     Claim(
         "slash 3b",
         "W_Q and W_K project onto the axis of the cone.",
         "95% interval of the axis's gain above every null model's, of one or both: detectable; of both, and each lower "
-        "end at least 2: held, 1.5: partly",
+        "end at least {held:g}: held, {partly}: partly",
         ("cone",),
-        lambda cone: [
-            Criterion.of_end(f"gain in W_{side.upper()}", cone.numbers("gain", side=side), **_GAINED) for side in "qk"
+        lambda cone, **at: [
+            Criterion.of_end(f"gain in W_{side.upper()}", cone.numbers("gain", side=side), **at, otherwise="detectable")
+            for side in "qk"
         ],
+        thresholds={"held": 2.0, "partly": 1.5},
     ),
     Claim(
         "slash 3c",
         "With only the part of the inputs along the cone's axis in W_Q and W_K, slash-dominant heads keep their slash; "
         "with only the rest they lose it.",
         "dominant heads' slash score above uniform, or above what biases of queries and keys make without inputs: with "
-        "the axis part alone at least 0.75 times the measured and with the rest at most 0.25 times: held; 0.4 times "
-        "and more than with the rest: partly; how much more has to be beyond the null",
+        "the axis part alone at least {axis} times the measured and with the rest at most {others} times: held; "
+        "{partly} times and more than with the rest: partly; how much more has to be beyond the null",
         ("cone",),
         _parts_of_inputs,
+        thresholds={"axis": 0.75, "others": 0.25, "partly": 0.4},
     ),
     Claim(
         "slash 4",
         "Medium and high frequencies of RoPE make the slash, low ones do not.",
-        "without the low band three quarters of the slash score are left, without the high and without the medium one "
-        "less, on the low one alone at most a quarter: held; the others cost a quarter in the mean, and the low one at "
-        "most half of that: partly. By thirds and by wavelength; where they disagree, partly if one holds. How much "
+        "without the low band {kept} of the slash score is left, without the high and without the medium one less, on "
+        "the low one alone at most {low_alone}: held; the others cost {lost} in the mean, and the low one at most "
+        "{part} of that: partly. By thirds and by wavelength; where they disagree, partly if one holds. How much "
         "more is left without the low band than without the others has to be beyond the null",
         ("band_ablation",),
         _bands,
         options={"band_ablation": {"schemes": ("thirds", "wavelength")}},
+        thresholds={"kept": 0.75, "low_alone": 0.25, "lost": 0.25, "part": 0.5},
     ),
     Claim(
         "slash 5",
         "Gradient descent makes slash-dominant heads in a shallow RoPE transformer, and they generalise.",
-        "slash score at the end at least 0.5 in every seed: partly; and on unseen features: held; a toy, whose nulls "
-        "are the score before training and that of uniform attention",
+        "slash score at the end at least {formed} in every seed: partly; and on unseen features: held; a toy, whose "
+        "nulls are the score before training and that of uniform attention",
         ("slash_toy",),
         _toy,
         own_null=True,
+        thresholds={"formed": 0.5},
     ),
     Claim(
         "slash 6",
         "Some heads are slash-dominant at long distances.",
-        "heads dominant at some distance from 50 tokens to half the prompt, without the first token: more than in any "
-        "null model (a count, without an interval): held",
+        f"heads dominant at some distance from {LONG} tokens to half the prompt, without the first token: more than in "
+        "any null model (a count, without an interval): held",
         ("slash",),
         _far,
         _nothing_far,

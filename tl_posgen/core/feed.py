@@ -111,14 +111,14 @@ class Feed:
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
         found = {one.name: one.of_layer(capture) for one in self.measures if type(one).of_layer is not Measure.of_layer}
-        self.add_copies()
+        self._add_copies()
         place = _LayerKey(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
         self._n_layers[place.prompt] = self._n_layers.get(place.prompt, 0) + 1
         for name, of_one in found.items():
             self._waiting[name, capture.device].append((place, of_one))
         self._complete(WAITING if capture.device.type == "cpu" else WAITING_ON_ACCELERATOR)
         if not self._copied:  # nothing to wait for
-            self.add_copies()
+            self._add_copies()
 
     def _complete(self, enough: int = 0) -> None:
         """Compute the values of the layers that wait, for each measure that has enough of them (heads x tokens), and
@@ -143,7 +143,7 @@ class Feed:
             if device.type == "cuda":  # which copies into pinned memory while it computes
                 self._copied[device] = torch.cuda.current_stream(device).record_event()
 
-    def add_copies(self) -> None:
+    def _add_copies(self) -> None:
         """Add the values that were copied to the host while the next layer was computed."""
         for copied in self._copied.values():  # they are there already, once the host has waited for a later result
             copied.synchronize()
@@ -173,7 +173,7 @@ class Feed:
         if not self.prompts:
             raise InputError("no forward pass was captured: run the model on tokens inside the `with` block")
         self._complete()
-        self.add_copies()
+        self._add_copies()
         if short := [prompt for prompt in self.prompts if self._n_layers.get(prompt, 0) < n_layers]:
             n = self._n_layers.get(short[0], 0)
             raise InputError(

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
@@ -68,6 +68,31 @@ class Variable:
     compared: bool = True
     beside: str = ""
     whole: bool = False
+
+    @classmethod
+    def share(
+        cls,
+        label: str,
+        description: str = "",
+        dims: tuple[str, ...] = HEAD,
+        headline: str = "",
+        short: str = "",
+        interval: bool = True,
+        **more: Any,
+    ) -> "Variable":
+        """Return a share of a whole, in [0, 1], a number without a unit; it has an interval over prompts if not told
+        otherwise.
+
+        Example:
+            >>> Variable.share("key share").bounds, Variable.correlation("r", interval=False).bounds
+            ((0, 1), (-1, 1))
+        """
+        return cls(label, "", description, dims, headline, short, interval, (0, 1), **more)
+
+    @classmethod
+    def correlation(cls, *words: Any, **more: Any) -> "Variable":
+        """Return a correlation or a cosine, in [-1, 1]; the arguments are those of `share`."""
+        return replace(cls.share(*words, **more), bounds=(-1, 1))
 
     @property
     def attributes(self) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Report(Mapping[str, Result]):
     def findings(self) -> list[str]:
         """Return what was found, in sentences; each warning once, behind the measures that share it."""
         told = [[*one.sentences, *([one.caveat] if one.caveat else [])] for one in self.results.values()]
-        return [*chain.from_iterable(told), *self.warned()]
+        return [*chain.from_iterable(told), *self._warned()]
 
     def headlines(self) -> list[str]:
         """Return the sentences that a reader sees first: of each result its first one (or `n_headlines`), then the
@@ -116,9 +116,9 @@ class Report(Mapping[str, Result]):
             where, names = "; ".join(known_by(one, encodings) for one in told), [one.name for one in (first, *others)]
             how = f"restricts what {', '.join(names)} say: --full, the page and report.findings() tell how."
             found.append(f"{where}, which {how}" if others else str(first.caveat))
-        return [*found, *self.warned(), *self.without_null()]
+        return [*found, *self._warned(), *self.without_null()]
 
-    def warned(self) -> list[str]:
+    def _warned(self) -> list[str]:
         """Return every warning once, behind the measures that share it."""
         warned = defaultdict[str, list[str]](list)
         for name, result in self.results.items():

@@ -189,8 +189,8 @@ class Coupling(JacobianMeasure):
             ("version", "bases", *_SQUARE),
             bounds=(-np.inf, 1),
         ),
-        "negative_share": Variable(
-            "negative diagonal entries", "", "share of the diagonal of A, mean over tokens", _SQUARE, bounds=(0, 1)
+        "negative_share": Variable.share(
+            "negative diagonal entries", "share of the diagonal of A, mean over tokens", _SQUARE, interval=False
         ),
         "chance": Variable(
             "coupling in random bases",
@@ -201,7 +201,7 @@ class Coupling(JacobianMeasure):
         ),
         "line_shape_score": Variable("line-shape score", "", f"{_SCORE}, {_MEDIAN}", ("prompt",), bounds=(1, np.inf)),
         "expodistance": Variable("expodistance", "", f"{_EXPO}, {_MEDIAN}", ("prompt",), bounds=(0, np.inf)),
-        "growth_r2": Variable("R² of growth", "", f"of ln |x^l| against l, {_MEDIAN}", ("prompt",), bounds=(0, 1)),
+        "growth_r2": Variable.share("R² of growth", f"of ln |x^l| against l, {_MEDIAN}", ("prompt",), interval=False),
         "log_norm": Variable("ln |x|", "nats", "the first token is not in the mean", ("curve", "prompt", "state")),
         "trajectory": Variable(
             "path in its plane",
@@ -210,8 +210,8 @@ class Coupling(JacobianMeasure):
             ("prompt", "position", "state", "component"),
         ),
         "trajectory_explained": Variable("explained by a component", "", "share of variance", ("prompt", "component")),
-        "linearisation": Variable(
-            "linearisation", "", "cos(x^L, prod_l (I + J^l) x^0)", ("prompt", "token"), bounds=(-1, 1)
+        "linearisation": Variable.correlation(
+            "linearisation", "cos(x^L, prod_l (I + J^l) x^0)", ("prompt", "token"), interval=False
         ),
     }
     legend = (

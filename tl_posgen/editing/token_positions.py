@@ -8,7 +8,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_posgen.editing.printed_hooks import HookList
-from tl_posgen.editing.replace_scores import OWN_SCORES, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import OWN_SCORES
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model

@@ -12,7 +12,8 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE, MOST_DISTANCES, double
 from tl_posgen.core.options import Count, NonNegative, Positive, check_options, fits
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import RowByRow, finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow, finished
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.conversion.hugging_face import TransformersRule, scaled_frequencies
 from tl_posgen.models.layer_table import geometry_of

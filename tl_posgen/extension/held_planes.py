@@ -11,7 +11,8 @@ from torch import Tensor
 from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import Count, NonNegative, require
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow
 from tl_posgen.errors import InputError, UnsupportedModelError, is_number
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.geometry import LayerGeometry

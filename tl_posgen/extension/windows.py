@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, at_positions, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow, at_positions
 from tl_posgen.errors import InputError, check_whole, is_number
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry

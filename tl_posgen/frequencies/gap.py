@@ -113,7 +113,7 @@ class Gap(Interventions):
         "loss": Variable(
             "loss", "nats", "per token of the second half", ("condition", "task", "gap", "prompt"), headline="loss"
         ),
-        "recall": Variable("recall of the needle", "", "share of its tokens that come first", ACROSS, bounds=(0, 1)),
+        "recall": Variable.share("recall of the needle", "share of its tokens that come first", ACROSS, interval=False),
         "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
         "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
     }
@@ -197,15 +197,15 @@ class Gap(Interventions):
 
     # Its numbers
 
-    def excess_of_copy(self, own: Numbers) -> xr.DataArray:
+    def _excess_of_copy(self, own: Numbers) -> xr.DataArray:
         """2 copy(S) - text without its first half, by condition and gap: below 0 a copy costs less than half of it."""
         return 2 * own.array("loss", condition=None, task="copy", gap=None) - own.array("alone")
 
-    def excess_of_text(self, own: Numbers) -> xr.DataArray:
+    def _excess_of_text(self, own: Numbers) -> xr.DataArray:
         """Return by how much text costs more than without its first half, by condition and gap."""
         return own.array("loss", condition=None, task="text", gap=None) - own.array("alone")
 
-    def bracket(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
+    def _bracket(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
         """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
         first at which it is surely above: by its 95% interval, by its value where prompts are too few for one."""
         gaps, ends = own.data["gap"].values.tolist(), {}
@@ -243,7 +243,7 @@ class Gap(Interventions):
         """Return a row a condition: the gaps between which a copy is no longer read, and between which harm begins; at
         the largest gap the losses of text and copy, and the needle's recall."""
         gap, rows = own.data["gap"].values[-1].item(), []
-        of_copy, of_text = (self.bracket(own, one) for one in (self.excess_of_copy(own), self.excess_of_text(own)))
+        of_copy, of_text = (self._bracket(own, one) for one in (self._excess_of_copy(own), self._excess_of_text(own)))
         for name, (reads, lost) in of_copy.items():
             harmless, harm = of_text[name]
             row = {"condition": name, "reads": reads, "lost": lost, "harmless": harmless, "harm": harm}

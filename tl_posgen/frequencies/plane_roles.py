@@ -32,7 +32,6 @@ from tl_posgen.rope.rotation import complex_planes, turns_at
 NEAR = (0, 1)  # distances of diagonal and previous-token heads
 _N_CURVE, _FARTHEST = 24, 0.75  # distances at which a query is held against the mean curve, up to this share of n
 _N_ROWS, _N_PAIRS = 8, 256  # queries, and pairs of keys of each, whose contents change places
-_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 
 
 @dataclass(frozen=True)
@@ -65,24 +64,20 @@ class PlaneRoles(Measure):
     question = "Which planes make diagonals, and do heads go by place or by content?"
     needs = frozenset({"pattern"})
     variables = {
-        "diagonal": Variable("attention at D", "", "E_i S_{i, i-D}", ("near", *HEAD), **_SHARE),
+        "diagonal": Variable.share("attention at D", "E_i S_{i, i-D}", ("near", *HEAD)),
         "contrast": Variable(
             *("lift of a diagonal", "logits", "s_m(D) less the mean at the next three distances, by plane"),
             dims=("near", *HEAD, "plane"),
             interval=True,
         ),
-        "positional": Variable(
-            *("positional score", "", "1: attention stays when two keys change contents", HEAD, "positional", "place"),
-            **_SHARE,
+        "positional": Variable.share(
+            "positional score", "1: attention stays when two keys change contents", HEAD, "positional", "place"
         ),
-        "symbolic": Variable(
-            *("symbolic score", "", "1: attention goes with the contents", HEAD, "symbolic", "content"), **_SHARE
+        "symbolic": Variable.share(
+            "symbolic score", "1: attention goes with the contents", HEAD, "symbolic", "content"
         ),
-        "curve_r": Variable(
-            *("r with the mean curve", "", "of a query's scores over distance", HEAD, "curve_r", "curve r"),
-            interval=True,
-            bounds=(-1, 1),
-            judged=True,
+        "curve_r": Variable.correlation(
+            "r with the mean curve", "of a query's scores over distance", HEAD, "curve_r", "curve r", judged=True
         ),
         "mean_score": Variable("mean score", "logits", "at D = 1, 2, 4, ..", (*HEAD, "doubling"), interval=True),
         "spread": Variable("std within rows", "logits", "of the scores of a query over its keys", HEAD, interval=True),

@@ -38,7 +38,6 @@ BY_PLANE, BY_CONTEXT = (*HEAD, "plane"), ("context", *HEAD)
 _VECTORS = ("q", "k", "v")
 SETTLED = 8  # the queries before it see so few keys that the first one has a share of any softmax
 SINK = 0.3  # attention to the first token from which a head is a sink, as Gu et al. have it
-_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 
 
 def training_contexts(model: Model | Session) -> tuple[int, ...]:
@@ -104,30 +103,31 @@ class PlaneUse(Measure):
     question = "Which planes do heads use, and how far do they turn within the context?"
     needs = frozenset({"v", "pattern"})
     variables = {
-        "use": Variable("use of the plane", "", "E|z^q| E|z^k|, share over planes", BY_PLANE, **_SHARE),
+        "use": Variable.share("use of the plane", "E|z^q| E|z^k|, share over planes", BY_PLANE),
         "longest_plane": Variable(
             "longest plane", "", "its number, of those that turn; 0 is the fastest", HEAD, "longest_plane", "plane"
         ),
-        "partial": Variable(
-            "longest plane is partial", "", "1: it makes less than a turn in the context", BY_CONTEXT, **_SHARE
+        "partial": Variable.share(
+            "longest plane is partial", "1: it makes less than a turn in the context", BY_CONTEXT
         ),
-        "at_half_turn": Variable(
-            *("longest plane is the half-turn plane", "", "1: within a step of it"),
-            *(BY_CONTEXT, "at_half_turn", "half turn"),
+        "at_half_turn": Variable.share(
+            "longest plane is the half-turn plane",
+            "1: within a step of it",
+            BY_CONTEXT,
+            "at_half_turn",
+            "half turn",
             judged=True,
-            **_SHARE,
         ),
         "phase": Variable("phase at the longest plane", "radians", "arg E z^q - arg E z^k", HEAD),
-        "sine": Variable(
-            *("sine of the phase", "", "1: q leads k by a quarter turn, the plane adds -A sin(theta D)", HEAD),
-            *("sine_of_phase", "sin phase"),
-            interval=True,
-            bounds=(-1, 1),
+        "sine": Variable.correlation(
+            "sine of the phase",
+            "1: q leads k by a quarter turn, the plane adds -A sin(theta D)",
+            HEAD,
+            "sine_of_phase",
+            "sin phase",
             judged=True,
         ),
-        "alignment": Variable(
-            "alignment at the longest plane", "", "|E z^q| |E z^k| / (E|z^q| E|z^k|)", HEAD, **_SHARE
-        ),
+        "alignment": Variable.share("alignment at the longest plane", "|E z^q| |E z^k| / (E|z^q| E|z^k|)", HEAD),
         "amplitude": Variable(
             "amplitude of the longest plane", "logits", "A = scale |E z^q| |E z^k|", HEAD, interval=True
         ),
@@ -135,11 +135,11 @@ class PlaneUse(Measure):
             "massive coordinates", "", "coordinates above 5 times the mean of the head's", ("vector", *HEAD)
         ),
         "massive_slow": Variable("massive coordinates in the slower half", "", "of the planes", ("side", *HEAD)),
-        "centre": Variable("fixed centre", "", "|E x| / E|x|, before RoPE", ("side", *HEAD), **_SHARE),
-        "variance_share": Variable(
-            "share of the variance", "", "of s_m over the keys of a query, over planes", BY_PLANE, **_SHARE
+        "centre": Variable.share("fixed centre", "|E x| / E|x|, before RoPE", ("side", *HEAD)),
+        "variance_share": Variable.share(
+            "share of the variance", "of s_m over the keys of a query, over planes", BY_PLANE
         ),
-        "sink": Variable("attention to the first token", "", "mean over queries from 8 on", HEAD, **_SHARE),
+        "sink": Variable.share("attention to the first token", "mean over queries from 8 on", HEAD),
         "sink_lift": Variable(
             "lift of the first token", "logits", "s_m(i, 0) - E_j s_m(i, j), by plane", BY_PLANE, interval=True
         ),

@@ -18,7 +18,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Threshold, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import finished
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.coordinates import another_coordinate, largest_coordinate, with_coordinate_at
 from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy
@@ -111,15 +112,12 @@ class Recall(Interventions):
     matrices = 7
     variables = {
         **Interventions.variables,
-        "recall": Variable(
-            *(
-                "recall of the copy",
-                "",
-                "share of its tokens that are predicted first",
-                ("condition", "item"),
-                "recall",
-            ),
-            bounds=(0, 1),
+        "recall": Variable.share(
+            "recall of the copy",
+            "share of its tokens that are predicted first",
+            ("condition", "item"),
+            "recall",
+            interval=False,
         ),
         "copy_loss": Variable("loss of the copy", "nats", "per token", ("condition", "item")),
         "hit_rate": Variable(
@@ -155,7 +153,7 @@ class Recall(Interventions):
         pool = torch.unique(torch.cat([row[1:].cpu() for row in run.rows]))
         return copied_rows(pool, run.rows[0][:1].cpu(), self.half, self.n_copies, run.seed)
 
-    def hit_rates(self, run: Run) -> xr.DataArray:
+    def _hit_rates(self, run: Run) -> xr.DataArray:
         """Return the rate of hits of every head [layer, head]."""
         sums = run.sums()
 
@@ -179,7 +177,7 @@ class Recall(Interventions):
         return edited, control
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        rates = self.hit_rates(run) if run.trained is None else run.trained["hit_rate"]
+        rates = self._hit_rates(run) if run.trained is None else run.trained["hit_rate"]
         edited, control = self.chosen(rates)
         drop = partial(ablate_bands, run.session, "drop")
         found: dict[str, Any] = {}
@@ -227,7 +225,7 @@ class Recall(Interventions):
         return {**super().under(run, hooks), "recall": recall, "copy_loss": loss}
 
     def of_model(self, run: Run) -> xr.Dataset:
-        data, hit_rate = super().of_model(run), self.hit_rates(run)
+        data, hit_rate = super().of_model(run), self._hit_rates(run)
         groups = self.chosen(hit_rate if run.trained is None else run.trained["hit_rate"])
         for name, heads in zip(("edited", "control"), groups, strict=True):
             mask = xr.zeros_like(hit_rate)

@@ -17,7 +17,8 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.core.options import Count, Whole, require
 from tl_posgen.editing.given import under
-from tl_posgen.editing.replace_scores import finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import finished
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import finished
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture

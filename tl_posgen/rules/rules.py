@@ -17,7 +17,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layers.capture import LayerCapture
@@ -220,10 +221,13 @@ class Rules(Interventions):
     whole_rows = True
     words = WORDS
     variables = {
-        "recall": Variable(
-            *("recall", "", "mass / mass of the best B keys", ("tokens", "rule", "prompt", *HEAD), "recall"),
-            bounds=(0, 1),
+        "recall": Variable.share(
+            "recall",
+            "mass / mass of the best B keys",
+            ("tokens", "rule", "prompt", *HEAD),
+            "recall",
             judged=True,
+            interval=False,
         ),
         "loss": Variable("loss", "nats per token", "behind the first B tokens", ("condition", "prompt"), "loss"),
         "mean_query": Variable("mean query", "", "before RoPE", (*HEAD, "component")),

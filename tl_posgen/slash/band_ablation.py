@@ -19,7 +19,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
@@ -132,7 +133,7 @@ class BandAblation(Dominance, Interventions):
     matrices = 10
     variables = {
         **Interventions.variables,
-        "score": Variable("slash score", "", "at the best distance", ("condition", "prompt", *HEAD), bounds=(0, 1)),
+        "score": Variable.share("slash score", "at the best distance", ("condition", "prompt", *HEAD), interval=False),
         "dominant": Variable(
             "slash-dominant",
             "",

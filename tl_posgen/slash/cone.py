@@ -25,7 +25,6 @@ from tl_posgen.rope.spectra import first_share, rank_of_share, rank_one_share
 from tl_posgen.slash.dominance import (
     AT_BEST,
     PER_HEAD,
-    SHARE,
     TITLES,
     Dominance,
     at_best,
@@ -102,14 +101,12 @@ class Cone(Dominance):
     words = WORDS
     rows = PER_HEAD
     variables = {
-        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", _SIDES, **SHARE),
-        "r1_without_bias": Variable(
-            *("r1 without biases", "", "s_1^2 / sum s^2 of H W, after qk-norm, where there are biases", _SIDES), **SHARE
+        "r1": Variable.share("r1 of Q and K", "s_1^2 / sum s^2 of what enters RoPE, after qk-norm", _SIDES),
+        "r1_without_bias": Variable.share(
+            "r1 without biases", "s_1^2 / sum s^2 of H W, after qk-norm, where there are biases", _SIDES
         ),
         "rank95": Variable("R.95 of Q and K", "", "min{K: s_1^2 + .. + s_K^2 >= 0.95 sum s^2}", _SIDES, interval=True),
-        "bias_share": Variable(
-            "share of the bias", "", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", _SIDES, **SHARE
-        ),
+        "bias_share": Variable.share("share of the bias", "|b|^2 / (|H W|^2 + |b|^2); a bias alone has r1 = 1", _SIDES),
         "gain": Variable(
             "gain of the axis", "", "|u'W| over its root mean square over directions", _SIDES, interval=True
         ),
@@ -117,13 +114,9 @@ class Cone(Dominance):
             *("slash score", "", "with a part of the inputs, at the distances", ("tokens", "input", *HEAD, "distance"))
         ),
         **AT_BEST,
-        "slash_score": Variable("slash score", "", "at the best distance", ("tokens", "input", *HEAD), **SHARE),
-        "cosine": Variable(
-            *("cosine with the axis", "", "mean over inputs h of <h, u> / |h|", _PER_LAYER),
-            interval=True,
-            bounds=(-1, 1),
-        ),
-        "r1_h": Variable("r1 of the inputs", "", "s_1^2 / sum s^2 of H", _PER_LAYER, **SHARE),
+        "slash_score": Variable.share("slash score", "at the best distance", ("tokens", "input", *HEAD)),
+        "cosine": Variable.correlation("cosine with the axis", "mean over inputs h of <h, u> / |h|", _PER_LAYER),
+        "r1_h": Variable.share("r1 of the inputs", "s_1^2 / sum s^2 of H", _PER_LAYER),
     }
     legend = (
         "r1: s_1^2 / sum s^2 of Q, K before RoPE; R.95: how many directions hold 95 % of it; gain: how much W_Q, W_K "

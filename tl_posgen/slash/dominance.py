@@ -27,14 +27,13 @@ from tl_posgen.slash.numbers.slash_scores import (
 )
 
 PER_HEAD = ("tokens", *HEAD)
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 TITLES = {"all": "all tokens", "without first": "first token left out"}  # of labels of the dim tokens
 GROUPS = {"dominant": "slash-dominant", "other": "other"}
 AT_BEST = {  # variables of measures of heads at their best distances; `at_best` gives the first three
-    "slash_score": Variable("slash score", "", "highest over D < N/2", PER_HEAD, **SHARE),
+    "slash_score": Variable.share("slash score", "highest over D < N/2", PER_HEAD),
     "slash_distance": Variable("slash distance", "tokens", "D of slash_score", PER_HEAD, whole=True),
-    "best_uniform": Variable(
-        "slash score of uniform attention", "", "at the best distance", PER_HEAD, compared=False, **SHARE
+    "best_uniform": Variable.share(
+        "slash score of uniform attention", "at the best distance", PER_HEAD, compared=False
     ),
     "dominant": Variable(
         "slash-dominant", "", "score >= kappa, or twice uniform attention, at one of the distances", PER_HEAD

@@ -20,7 +20,6 @@ from tl_posgen.report.head_figures import head_map, layer_curves
 from tl_posgen.rope.spectra import first_share
 from tl_posgen.slash.dominance import (
     PER_HEAD,
-    SHARE,
     Dominance,
     at_best,
     spectra_of,
@@ -79,15 +78,11 @@ class Slash(Dominance):
             "attention distance", "tokens", "E_i sum_j S_ij (i - j)", PER_HEAD, interval=True
         ),
         "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", PER_HEAD, interval=True),
-        "first_token": Variable(
-            "attention to the first token", "", "E_i S_i0 over all queries, the first itself too", **SHARE
+        "first_token": Variable.share(
+            "attention to the first token", "E_i S_i0 over all queries, the first itself too"
         ),
-        "slash_score": Variable(
-            *("slash score", "", "highest over D < N/2"),
-            **SHARE,
-            headline="slash_score",
-            short="slash",
-            beside="slash_distance",
+        "slash_score": Variable.share(
+            "slash score", "highest over D < N/2", headline="slash_score", short="slash", beside="slash_distance"
         ),
         "slash_distance": Variable(
             *("slash distance", "tokens", "D of slash_score"),
@@ -95,9 +90,7 @@ class Slash(Dominance):
             short="D",
             whole=True,
         ),
-        "best_uniform": Variable(
-            "slash score of uniform attention", "", "at the best distance", compared=False, **SHARE
-        ),
+        "best_uniform": Variable.share("slash score of uniform attention", "at the best distance", compared=False),
         "dominant": Variable(
             "slash-dominant",
             "",
@@ -108,7 +101,7 @@ class Slash(Dominance):
             *("long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention"),
             PER_HEAD,
         ),
-        "r1": Variable("r1 of Q and K", "", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD), **SHARE),
+        "r1": Variable.share("r1 of Q and K", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD)),
     }
     lead = "tl_posgen.slash.slash_heads:slash_heads"
     figures = {

@@ -94,10 +94,8 @@ class SlashPlanes(Dominance):
         "bands": Variable("lift by band", "logits", "C_l summed over a band", (*PER_HEAD, "at", "band")),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta; infinite: never turns", ("layer", "plane")),
         **AT_BEST,
-        "correlation": Variable(
-            *("correlation with its own profile", "", "predicted with measured, less uniform attention", PER_HEAD),
-            interval=True,
-            bounds=(-1, 1),
+        "correlation": Variable.correlation(
+            "correlation with its own profile", "predicted with measured, less uniform attention", PER_HEAD
         ),
         "chance_correlation": Variable(
             "correlation with other heads' profiles", "", "mean over the other heads measured", PER_HEAD

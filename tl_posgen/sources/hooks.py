@@ -12,7 +12,8 @@ from tl_posgen.arithmetic import DOUBLE, double
 from tl_posgen.core.options import require
 from tl_posgen.editing.draws import generator_at
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores, scores_with
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow, scores_with
 from tl_posgen.errors import InputError, UnsupportedModelError, check_seed
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry

@@ -116,11 +116,8 @@ class Sources(Measure):
             interval=True,
         ),
         "constant_energy": Variable("energy of the constant", "", "|E k_s|^2", _OF_SOURCE),
-        "rho": Variable(
-            *("Spearman's rho with the fall", "", "over all heads and sources of layers with several sources"),
-            ("predictor",),
-            interval=True,
-            bounds=(-1, 1),
+        "rho": Variable.correlation(
+            "Spearman's rho with the fall", "over all heads and sources of layers with several sources", ("predictor",)
         ),
     }
     figures = {

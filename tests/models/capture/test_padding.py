@@ -5,7 +5,8 @@ import torch
 from captures import EVERYTHING, assert_same_parts, captures_of, run
 from families import FAMILIES
 
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.hooks import permute_positions
 from tl_posgen.models.capture.cache import captures_from_cache, needed_names

@@ -10,7 +10,8 @@ from drawn import token_ids
 from families import ANALYSED, FAMILIES, GROUPED, save_config, with_sizes
 from torch import Tensor
 
-from tl_posgen.editing.replace_scores import RowByRow, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import check

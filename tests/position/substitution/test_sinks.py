@@ -6,7 +6,7 @@ from captures import captures_of
 from drawn import normal, token_ids, visible
 from interventions import largest, logits, scores_under
 
-from tl_posgen.editing.replace_scores import RowByRow
+from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.session import session_of

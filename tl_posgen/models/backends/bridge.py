@@ -75,11 +75,11 @@ class Bridge(Backend):
                 stack.callback(self.model.blocks[-1].register_forward_hook(end).remove)
             yield
 
-    def hf_attention(self, layer: int) -> Any:
+    def _hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
     def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
-        hf_attn = self.hf_attention(layer)
+        hf_attn = self._hf_attention(layer)
         d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)
         clip = getattr(getattr(hf_attn, "config", None), "clip_qkv", None)
 
@@ -99,7 +99,7 @@ class Bridge(Backend):
     def drafts(
         self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
     ) -> list[LayerGeometry]:
-        layer, hf_attn = plain.layer, self.hf_attention(plain.layer)
+        layer, hf_attn = plain.layer, self._hf_attention(plain.layer)
         if hasattr(hf_attn, "kv_lora_rank"):
             raise UnsupportedModelError(
                 f"layer {layer}: multi-head latent attention, whose hooks carry queries and keys only after RoPE"

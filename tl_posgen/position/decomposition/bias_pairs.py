@@ -146,7 +146,7 @@ class BiasPairs(Measure):
         """Return the share of position in what softmax sees: the sum over the four."""
         return own.number(own.array("share", pair=None).sum("pair", skipna=False), (0, 1))
 
-    def position_without(self, own: Numbers) -> Number:
+    def _position_without(self, own: Numbers) -> Number:
         """Return the share of position in what softmax sees of the rest with the rest: both biases at zero, in each
         layer alone."""
         alone = own.array("alone", pair=REST, part=None)
@@ -159,7 +159,7 @@ class BiasPairs(Measure):
             f"Position is {whole:.1%} of the score variance that softmax sees, mean over heads, first token left out: "
             f"{parts}. Most by biases alone: {most:.1%}.",
             "Without the biases of queries and keys, in each layer alone, it would be "
-            f"{self.position_without(own):.1%} of what softmax then sees.",
+            f"{self._position_without(own):.1%} of what softmax then sees.",
         ]
 
     def table(self, own: Numbers) -> pd.DataFrame:

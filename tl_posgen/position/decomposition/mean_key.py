@@ -23,7 +23,6 @@ _FAR = 1000  # the distance of the source
 _DIMS = ("tokens", *HEAD, "d0")
 _WITHIN = "the mean of each row removed: all that softmax sees"
 _EXACT = "nothing rotates, so f + g is the score itself and r = 1 by construction. This measure does not carry over."
-_CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class MeanKey(Measure):
 
     question = "Does one mean key carry the position part?"
     variables = {
-        "r": Variable(
-            "r of the mean-key split", "", "corr of W and f + g", _DIMS, "mean_key_r", "mean key", **_CORRELATION
+        "r": Variable.correlation(
+            "r of the mean-key split", "corr of W and f + g", _DIMS, "mean_key_r", "mean key", judged=True
         ),
-        "r_within_rows": Variable("mean-key r within rows", "", _WITHIN, _DIMS, **_CORRELATION),
+        "r_within_rows": Variable.correlation("mean-key r within rows", _WITHIN, _DIMS, judged=True),
     }
     curves = ("r",)
     caveats = {"absolute": _EXACT, "alibi": _EXACT.replace("itself", "without its slope"), "none": _EXACT}

@@ -26,7 +26,6 @@ from tl_posgen.rope.spectra import rank_one_share
 _ROUNDING = 1e-13  # share of sum |scale q_i|^2 |k_j|^2 below which a sum of squares is float32 rounding
 CROP = 512  # tokens whose residual the top direction is of; the time grows with their cube
 _DIMS = ("tokens", *HEAD)
-_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 ENTRIES = 2**21  # pairs of tokens held at once: heads are taken in groups
 _SHORTEST = 5  # tokens: with fewer, position + query + key fit any scores once the first token is left out
 
@@ -55,10 +54,10 @@ class Residual(Measure):
 
     question = "What do position + query + key leave?"
     variables = {
-        "share": Variable("share left", "", "sum e^2 over that of W within rows", _DIMS, "residual_share", **_SHARE),
+        "share": Variable.share("share left", "sum e^2 over that of W within rows", _DIMS, "residual_share"),
         "std": Variable("residual", "logits", "root mean square of e", _DIMS, "residual_std", interval=True),
-        "top_share": Variable(
-            *("in one direction", "", "s_1^2 / sum s^2, s the singular values of e, first 512 tokens", _DIMS), **_SHARE
+        "top_share": Variable.share(
+            "in one direction", "s_1^2 / sum s^2, s the singular values of e, first 512 tokens", _DIMS
         ),
     }
     figures = {

@@ -32,7 +32,6 @@ _BOTH = ("tokens", *HEAD)
 _MEAN = "mean over prompts; level and slope by the gauge"
 _WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 _NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
-_CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1), "judged": True}
 _GAUGES = {
     "flat_keys": "sum b = sum c = 0, c without a linear trend",
     "flat_distance": "sum b = sum c = 0, a without a linear trend",
@@ -156,12 +155,16 @@ class ThreeAxis(Measure):
 
     question = "Are the scores position + query + key?"
     variables = {
-        "r": Variable(
-            *("r of position + query + key", "", "Pearson's r of W and the fit", _BOTH, "three_axis_r", "three curves"),
-            **_CORRELATION,
+        "r": Variable.correlation(
+            "r of position + query + key",
+            "Pearson's r of W and the fit",
+            _BOTH,
+            "three_axis_r",
+            "three curves",
+            judged=True,
         ),
-        "r_within_rows": Variable(
-            "r within rows", "", _WITHIN, _BOTH, "three_axis_r_within_rows", "in rows", **_CORRELATION
+        "r_within_rows": Variable.correlation(
+            "r within rows", _WITHIN, _BOTH, "three_axis_r_within_rows", "in rows", judged=True
         ),
         "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", _BOTH, interval=True),
         "iid_r": Variable("r of noise", "", _NOISE, HEAD),

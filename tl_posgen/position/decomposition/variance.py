@@ -42,7 +42,6 @@ from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of
 from tl_posgen.report.kinds import lines
 
 _DIMS = ("tokens", *HEAD)
-_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _OF_VISIBLE = "as a share of what softmax can see (q left out)"
 _OF_W = "of Var w over all (query, key, distance); q: query, k: key, d: distance, qk: only both together; they sum to 1"
 _BEST = "corr of w with the best position + content, f(q, d) + g(q, k)"
@@ -171,12 +170,14 @@ class Variance(Measure):
     n_headlines = 2
     question = "How much is position, how much is content, how much is neither?"
     variables = {
-        "additive_r": Variable(
-            *("additive r", "", f"{_BEST}, of what softmax can see: sqrt(position + content)", _DIMS, "additive_r"),
-            **_SHARE,
+        "additive_r": Variable.share(
+            "additive r",
+            f"{_BEST}, of what softmax can see: sqrt(position + content)",
+            _DIMS,
+            "additive_r",
             judged=True,
         ),
-        "position": Variable("position", "", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", **_SHARE, ranked=True),
+        "position": Variable.share("position", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", ranked=True),
         "absolute": Variable(
             *("share of the key's place", "", f"part of k + qk + kd + qkd, {_OF_VISIBLE}", _DIMS, "absolute_share"),
             *("place", True),
@@ -185,22 +186,24 @@ class Variance(Measure):
             *("share of places alone", "", f"what places of query and key determine, {_OF_VISIBLE}", _DIMS),
             interval=True,
         ),
-        "content": Variable("content", "", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share", **_SHARE),
-        "interaction": Variable(
-            "interaction", "", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", **_SHARE, ranked=True
+        "content": Variable.share("content", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share"),
+        "interaction": Variable.share(
+            "interaction", f"kd + qkd, {_OF_VISIBLE}", _DIMS, "interaction_share", ranked=True
         ),
-        "additive_r_of_scores": Variable(
-            *("additive r, all scores", "", f"{_BEST}, with each query's own term: sqrt(1 - kd - qkd)", _DIMS), **_SHARE
+        "additive_r_of_scores": Variable.share(
+            "additive r, all scores", f"{_BEST}, with each query's own term: sqrt(1 - kd - qkd)", _DIMS
         ),
         "size": Variable("std within rows", "logits", _OF_SIZE, (*_DIMS, "of"), "std", "std", interval=True),
-        "share": Variable("share of the variance", "", _OF_W, (*_DIMS, "part"), **_SHARE),
-        "mean_energy": Variable(
-            "energy share of the mean", "", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD), **_SHARE
+        "share": Variable.share("share of the variance", _OF_W, (*_DIMS, "part")),
+        "mean_energy": Variable.share(
+            "energy share of the mean", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD)
         ),
-        "first_token": Variable(
-            *("attention to the first token", "", f"E_i S_i0 over queries i > 0; {_NO_SINKS}", HEAD),
-            *("first_token_attention", "first token"),
-            **_SHARE,
+        "first_token": Variable.share(
+            "attention to the first token",
+            f"E_i S_i0 over queries i > 0; {_NO_SINKS}",
+            HEAD,
+            "first_token_attention",
+            "first token",
         ),
         "by_place": Variable(
             "share by place", "", f"of `share`, {_WHOSE_PLACE}", (*_DIMS, "part", "place"), interval=True

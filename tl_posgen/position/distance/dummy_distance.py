@@ -43,8 +43,6 @@ BOTH = ("tokens", *HEAD)
 _KEY_PART = "corr of M with its key part, each distance's mean removed, sqrt(key / (key + distance × key))"
 _AGREEMENT = "corr over keys of M at d0 with M at the other, mean over queries"
 _REFIT = "corr of c with that of a fit with every pair at d0, both without a linear trend"
-CORRELATION: dict[str, Any] = {"interval": True, "bounds": (-1, 1)}
-SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _curves: Any = partial(layer_curves, log_x=True, share=1.0)
 
 
@@ -133,13 +131,11 @@ class DummyDistance(Interventions):
     question = "Does the key part stay when the distance changes?"
     matrices = 7
     variables = {
-        "additive_r": Variable("additive r", "", "corr of M with its best additive fit", BOTH, **SHARE),
-        "key_part_r": Variable("key part r", "", _KEY_PART, BOTH, **SHARE),
-        "share": Variable("share of M's variance", "", "of each part", ("tokens", "part", *HEAD), **SHARE),
-        "key_agreement": Variable(
-            "agreement of the key part", "", _AGREEMENT, (*BOTH, "d0", "other_d0"), **CORRELATION
-        ),
-        "refit_r": Variable("agreement of c, fitted again", "", _REFIT, (*BOTH, "d0"), **CORRELATION),
+        "additive_r": Variable.share("additive r", "corr of M with its best additive fit", BOTH),
+        "key_part_r": Variable.share("key part r", _KEY_PART, BOTH),
+        "share": Variable.share("share of M's variance", "of each part", ("tokens", "part", *HEAD)),
+        "key_agreement": Variable.correlation("agreement of the key part", _AGREEMENT, (*BOTH, "d0", "other_d0")),
+        "refit_r": Variable.correlation("agreement of c, fitted again", _REFIT, (*BOTH, "d0")),
         "curve": Variable(
             "score by distance", "logits", "mean score of visible pairs, all put at d", (*HEAD, "distance")
         ),

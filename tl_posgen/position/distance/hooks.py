@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import FrozenBeyond, RowByRow, finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow, finished
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model

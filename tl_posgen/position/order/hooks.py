@@ -11,7 +11,8 @@ from torch import Tensor
 from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.core.options import require
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import at_positions, finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import at_positions, finished
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model

@@ -124,7 +124,7 @@ class Perturbation(Measure):
         "loss": Variable("loss", "nats", "per token, nothing moved", ("prompt",)),
         "token_change": Variable("change of the loss", "nats", "per token, first prompt", TOKEN),
         "token_text": Variable("tokens shown", dims=TOKEN),
-        "cloze_accuracy": Variable("cloze accuracy", "", _RIGHT, CLOZE, bounds=(0, 1)),
+        "cloze_accuracy": Variable.share("cloze accuracy", _RIGHT, CLOZE, interval=False),
         "cloze_log_likelihood": Variable("ln p of the right choice", "nats", "per token", CLOZE, bounds=(-np.inf, 0)),
     }
     token_view = tokens_by_condition(WORDS)
@@ -144,12 +144,12 @@ class Perturbation(Measure):
     )
 
     @property
-    def widest(self) -> str:
+    def _widest(self) -> str:
         """Swaps over any distance where those were run."""
         return "uniform" if "uniform" in self.reaches else str(self.reaches[-1])
 
     def usual(self) -> Mapping[str, Any]:
-        return {"reach": self.widest, "target": "all"}
+        return {"reach": self._widest, "target": "all"}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"target": TARGETS}
@@ -181,7 +181,7 @@ class Perturbation(Measure):
         axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios, "draw": range(self.n_draws)}
         data = run.grid(cell, pure=True, **axes)
         ratio = min([one for one in ratios if one] or ratios, key=lambda one: abs(one - SHOWN))
-        shown = data[["token_change", "token_text"]].sel(reach=self.widest, ratio=ratio, draw=0, drop=True)
+        shown = data[["token_change", "token_text"]].sel(reach=self._widest, ratio=ratio, draw=0, drop=True)
         data = data.assign(shown).assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
         return data.reindex(condition=conditions).assign_attrs(shown=f", {ratio:.0%} moved")  # the join sorts them
@@ -224,11 +224,11 @@ class Perturbation(Measure):
 
         @cache
         def score(condition: str, ratio: float) -> Mapping[str, Any]:
-            how: dict[str, Any] = {"reach": self.widest, "window": self.window, "where": run.where}
+            how: dict[str, Any] = {"reach": self._widest, "window": self.window, "where": run.where}
             found = score_items(run.session, asked, condition, ratio, seed=run.seed * len(items), **how)
             return {name: [*scores, *[math.nan] * (len(items) - len(asked))] for name, scores in found.items()}
 
-        chosen = self.of_cloze(conditions)
+        chosen = self._of_cloze(conditions)
         if not items or not chosen:
             return xr.Dataset()
 
@@ -242,7 +242,7 @@ class Perturbation(Measure):
         items = encoded_items(run.session, run.prompts, self.n_cloze, run.seed)
         return items, items if run.init is None else items[: cloze.ITEMS_OF_INITS]
 
-    def of_cloze(self, conditions: Sequence[str]) -> list[str]:
+    def _of_cloze(self, conditions: Sequence[str]) -> list[str]:
         """Return those of the conditions that the cloze has."""
         return [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
 

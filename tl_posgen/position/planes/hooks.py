@@ -9,7 +9,8 @@ from torch import Tensor
 from tl_posgen.core.options import require
 from tl_posgen.editing.draws import generator_at
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import replace_scores, scores_with
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import scores_with
 from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed, check_share, is_number
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers.capture import LayerCapture

@@ -234,7 +234,7 @@ class PlanePerturbation(Interventions):
         """Return the rises by each edit of all planes of q and k at the highest strength."""
         return self.rise_of(own, cost).sel(condition=list(self.edits))
 
-    def less_control(self, own: Numbers, condition: str) -> Number:
+    def _less_control(self, own: Numbers, condition: str) -> Number:
         """Return the rise less that of its control."""
         loss = own.array("loss", condition=condition, cost=None)
         return own.number(loss.sel(cost="edit") - loss.sel(cost="control"))
@@ -250,7 +250,7 @@ class PlanePerturbation(Interventions):
         beside = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = (
             f"{in_words(edit, self.words)} {rises[edit].with_interval:+.3f}, "
-            f"{self.less_control(own, edit).with_interval:+.3f} more than a "
+            f"{self._less_control(own, edit).with_interval:+.3f} more than a "
             "random rotation of the same energy"
             for edit in self.edits
         )

@@ -38,7 +38,6 @@ from tl_posgen.rope.rotation import complex_frequencies
 _SIDES = {"q": "queries", "k": "keys"}
 _SYMBOLS = {"q": "circle", "k": "diamond-open"}
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
-_SHARE: dict[str, Any] = {"interval": True, "bounds": (0, 1)}
 _INTERACTION = {"part": "interaction", **OUT}
 
 
@@ -148,12 +147,12 @@ class Planes(Measure):
     question = "What does each of RoPE's planes carry?"
     variables = {
         "magnitude": Variable("mean length of z", "", "E|z|", (*_OF_SIDE, "plane"), interval=True),
-        "concentration": Variable(
-            *("concentration", "", "|E z| / E|z|; 1: always the same vector", (*_OF_SIDE, "plane")), **_SHARE
+        "concentration": Variable.share(
+            "concentration", "|E z| / E|z|; 1: always the same vector", (*_OF_SIDE, "plane")
         ),
         "phase": Variable("mean phase", "radians", "arg E z", (*_OF_SIDE, "plane")),
         "energy": Variable("share of energy", "", "share of E|z|^2 over planes", (*_OF_SIDE, "plane")),
-        "share": Variable("share", "", "of the part in std^2", _OF_PART, **_SHARE),
+        "share": Variable.share("share", "of the part in std^2", _OF_PART),
         "share_by_plane": Variable(
             *("share of the plane", "", "of each part, adds up to 1 over planes; below 0: works against the others"),
             (*_OF_PART, "plane"),

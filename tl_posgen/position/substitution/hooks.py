@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.editing.replace_scores import RowByRow, ScoresOf, finished, replace_scores
+from tl_posgen.editing.replace_scores import replace_scores
+from tl_posgen.editing.score_functions import RowByRow, ScoresOf, finished
 from tl_posgen.errors import InputError, check_choice, check_share, check_whole
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.capture.padding import require_places

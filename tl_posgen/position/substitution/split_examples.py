@@ -107,7 +107,7 @@ class SplitExamples(Measure):
         "scores": Variable("scores within rows", "logits", "first token left out, first 64 tokens", _MAP),
         "position": Variable("position part", "logits", "f(q, i - j) of the mean key, within rows", _MAP),
         "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", _MAP),
-        "r": Variable("r within rows", "", R, ("example", "part"), bounds=(-1, 1)),
+        "r": Variable.correlation("r within rows", R, ("example", "part"), interval=False),
     }
     figures = {"maps": _draw_maps}
     token_view = TokenView(_token_labels, _token_page)

@@ -21,7 +21,7 @@ from tl_posgen.core.numbers import Numbers, is_above
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList
-from tl_posgen.editing.replace_scores import ScoresOf
+from tl_posgen.editing.score_functions import ScoresOf
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, WORTHLESS, Interventions, tokens_by_condition
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
@@ -228,8 +228,8 @@ class Substitution(Interventions):
 
         @cache
         def hooks_of_prompt(prompt: int) -> dict[str, HookList]:
-            sinks, others = self.sinks_and_others(run, prompt)
-            found = {name: replaced(by) for name, by in self.true_at_keys(stand_ins, sinks, others).items()}
+            sinks, others = self._sinks_and_others(run, prompt)
+            found = {name: replaced(by) for name, by in self._true_at_keys(stand_ins, sinks, others).items()}
             whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.session, sinks)
             return found | {condition: whole[name] + no_values for name, condition in NO_VALUES.items()}
 
@@ -240,7 +240,7 @@ class Substitution(Interventions):
                 return dict.fromkeys(hooks) | {_UNIFORM: hooks[_UNIFORM]}
         return hooks
 
-    def sinks_and_others(self, run: Run, prompt: int) -> tuple[Bool[Tensor, "layer key"], Bool[Tensor, "layer key"]]:
+    def _sinks_and_others(self, run: Run, prompt: int) -> tuple[Bool[Tensor, "layer key"], Bool[Tensor, "layer key"]]:
         """Return the sinks of one prompt in the unchanged model, and random keys with as many scores; found once."""
         if prompt not in run.shared:
             sinks, seed = attention_sinks(run.session, run.rows[prompt], self.sink_share), run.seed + prompt
@@ -248,7 +248,7 @@ class Substitution(Interventions):
             run.shared[prompt] = sinks, torch.stack([random_keys(*one, seed) for one in zip(sinks, sees, strict=True)])
         return run.shared[prompt]
 
-    def true_at_keys(
+    def _true_at_keys(
         self, stand_ins: Mapping[str, ScoresOf], sinks: Bool[Tensor, "layer key"], others: Bool[Tensor, "layer key"]
     ) -> dict[str, ScoresOf]:
         """Return stand-ins with the true scores of sinks, or of other keys, by condition."""
@@ -257,14 +257,14 @@ class Substitution(Interventions):
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, sums, stand_ins = super().of_model(run), run.sums(), self.stand_ins(run.tokens.shape[1])
-        keys = [self.sinks_and_others(run, prompt) for prompt in range(len(run.rows))]
+        keys = [self._sinks_and_others(run, prompt) for prompt in range(len(run.rows))]
 
         def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
             exact, sinks = capture.scores(), keys[capture.prompt][0][capture.layer].to(capture.device)
             visible = capture.geometry.visible(exact.shape[1], exact.device)
             several_times = {name: partial(LayerCapture.once, function=stand_ins[name]) for name in AT_SINKS}
             every = stand_ins | several_times
-            every |= self.true_at_keys(every, *keys[capture.prompt])
+            every |= self._true_at_keys(every, *keys[capture.prompt])
             log_p, seen, kl, r = log_attention(exact, visible), exact[:, visible], [], []
             for by in (LayerCapture.scores, *every.values()):
                 scores = stand_in(capture, by, self.gamma, threshold=self.threshold)
@@ -313,10 +313,10 @@ class Substitution(Interventions):
             f"{share['three_axis'].with_interval:.1%} of the loss with all pairs weighted alike. Over "
             f"{len(share) - len(NOT_OF_ALL)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
-            self.of_sinks(own),
+            self._of_sinks(own),
         ]
 
-    def of_sinks(self, own: Numbers) -> str:
+    def _of_sinks(self, own: Numbers) -> str:
         """Return what the true scores of sinks recover beside their controls, in words."""
         rule = f"more than {self.sink_share:.0%} of a layer's attention from queries {FAR} or more tokens away"
         first, later = (own.data[name] for name in ("first_is_sink", "n_later_sinks"))
