@@ -204,6 +204,18 @@ def test_conditions_that_cannot_be_compared_are_refused_before_any_is_run(mini, 
         Odd()(mini, bundled_text(), null_seeds=(), **{**CUT, "progress": progress})
 
 
+@pytest.mark.parametrize("where", [{"heads": "L1H0"}, {"layers": 1}])
+def test_hooks_beyond_the_chosen_heads_are_refused(mini, where):
+    @dataclass(frozen=True)
+    class Deaf(Interventions):
+        def conditions(self, run):
+            return {"a": HOOKS}
+
+    with pytest.raises(InputError, match=r"condition 'a': a hook in layer 0, which was not chosen"):
+        Deaf()(mini, bundled_text(), null_seeds=(), **CUT, **where)
+    assert Deaf()(mini, bundled_text(), null_seeds=(), **CUT, layers=0).own.sizes["condition"] == 2
+
+
 def test_shares_of_a_control_that_costs_nothing_are_not_defined(mini):
     @dataclass(frozen=True)
     class Nothing(Interventions):

@@ -1,5 +1,6 @@
 """The loss of the running model under named interventions: base of measures whose conditions are hooks."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.editing.given import check_hooks
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import divergence, judged, logits_of, normalisers_of
+from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.kinds import bars
@@ -131,8 +133,8 @@ class Interventions(Measure):
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
-        """Refuse conditions that are no hooks of this model, with the condition's name: all in one pass, and one by one
-        where it refuses."""
+        """Refuse conditions that are no hooks of this model, or are in layers that were not chosen, by their names: all in
+        one pass, and one by one where it refuses."""
         made: dict[str, Any] = {}
         for name, given in conditions.items():
             hooks = given(0) if callable(given) and "kl" in self.variables else given
@@ -140,6 +142,14 @@ class Interventions(Measure):
             is_something_else = type(self).under is not Interventions.under and not isinstance(hooks, list | tuple)
             if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
                 made[name] = hooks
+        is_chosen = any(choice is not None for choice in run.where.values())
+        chosen = select_heads(run.session, **run.where)
+        for name, hooks in made.items() if is_chosen else ():
+            if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
+                raise InputError(
+                    f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "
+                    "`**run.where` to what makes its hooks, or leave layers and heads out"
+                )
         try:
             check_hooks(run.session, [hook for hooks in made.values() for hook in hooks])
             if all(made.values()):
@@ -240,3 +250,10 @@ class Interventions(Measure):
                 row |= {"recovered": share.value, "recovered_low": share.low, "recovered_high": share.high}
             rows.append(row)
         return pd.DataFrame(rows)
+
+
+def _layers_of(hooks: Any) -> list[int]:
+    """Return the layers that hooks with names of hook points are in; none of what is no list of hooks."""
+    pairs = [one for one in hooks or () if isinstance(one, tuple | list)] if isinstance(hooks, list | tuple) else []
+    found = [re.match(r"blocks\.(\d+)\.", pair[0]) for pair in pairs if pair and isinstance(pair[0], str)]
+    return [int(match[1]) for match in found if match]

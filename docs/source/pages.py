@@ -198,8 +198,15 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     def result(part: str, name: str) -> Measured:
         return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
 
+    def of_claims(part: str) -> list[Measured]:
+        """Return the judgements of a part, and of those that judge one more claim of its model."""
+        return [result(one, "claims") for one in numbers if one == part or one.startswith(f"{part} of ")]
+
+    def verdict(part: str, claim: str) -> str:
+        return next((one.verdicts[claim] for one in of_claims(part) if claim in one.verdicts), "–")
+
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
-        return [row for row in result(part, "claims").rows if row["claim"].startswith(paper)]
+        return [row for one in of_claims(part) for row in one.rows if row["claim"].startswith(paper)]
 
     def frequency_claim(model: str, claim: str, *, whole: bool = False) -> Mapping[str, Any]:
         """Return the row of a claim on frequencies, of the part that judged it; with its numbers if `whole`."""
@@ -241,7 +248,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         },
         "timed": [name for name in ("mini", *REAL, QWEN) if f"{name} frequencies" in numbers],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],
-        "verdict": lambda part, claim: result(part, "claims").verdicts.get(claim, "–"),
+        "verdict": verdict,
         "claim_rows": claim_rows,
         "frequency_claim": frequency_claim,
         "claim_table": claim_table,

@@ -44,21 +44,26 @@ QUARTERS = {"mini": OF_512, REAL[0]: HALF_A_RADIAN, REAL[1]: OF_512, QWEN: TOO_S
 RECALLED = ("frequency 4", "frequency 12", "frequency 13")  # rows that need copies
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
 SMALL_CUT = "--length 128 --prompts 4"
-_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes", "frequencies")
+_SCORED = ("slash", "sources", "rules", "coupling", "distance", "planes")
 _INTERVENED = ("substitute", "perturb", "perturb-planes")
 REAL_LINES = (
     "analyze --length 512 --prompts 4",
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
-LARGE_LINES = tuple(f"{name} {SMALL_CUT}" for name in ("slash", "substitute"))
-OF_PLANES = {  # planes by quarters, and no gap but of 1.5 training contexts
-    name: f"frequencies {SMALL_CUT} --groups quarters --gaps {gap}"
-    for name, gap in {REAL[0]: 12288, REAL[1]: 49152, QWEN: 49152, LARGE: 49152}.items()
-}
+OF_ONE_PASS = ("position 1", "position 1b", "position 4", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "position 3", "position 4", "position 7a")
 OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
-REAL_CLAIMS = dict.fromkeys((*REAL, QWEN), ("position", "slash", "coupling")) | {LARGE: OF_FEW_PASSES}
+OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
+OF_PLANES = {  # planes by quarters, and no gap but of 1.5 training contexts
+    name: f"frequencies {SMALL_CUT} --groups quarters --gaps {gap}"
+    for name, gap in {REAL[0]: 12288, REAL[1]: 49152, QWEN: 49152}.items()
+}
+REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES, LARGE: OF_ONE_PASS}
+SINGLE_CLAIMS = (
+    *((name, "position 2b") for name in REAL),
+    *((QWEN, one) for one in ("slash 4", "position 5", "coupling 5")),
+)
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -91,7 +96,7 @@ PARTS = {
     "measures": Part(REAL[0], {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
-    **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in (*REAL, QWEN)},
+    **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in (*REAL, QWEN, LARGE)},
     "mini frequencies": Part("mini", {"null_seeds": (0,), "papers": ("frequency",)}, claims),
     **{
         f"{name} frequencies": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency",)}, claims)
@@ -175,10 +180,16 @@ PARTS = {
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
     **{f"{name} commands": Part(name, {"lines": (*REAL_LINES, OF_PLANES[name])}, timed) for name in (*REAL, QWEN)},
-    f"{LARGE} commands": Part(LARGE, {"lines": (REAL_LINES[0], *LARGE_LINES, OF_PLANES[LARGE])}, timed),
+    f"{LARGE} commands": Part(
+        LARGE, {"lines": (REAL_LINES[0], *(f"{name} {SMALL_CUT}" for name in ("substitute", "slash")))}, timed
+    ),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
+    },
+    **{
+        f"{name} claims of {claim}": Part(name, {"length": 128, "null_seeds": (0,), "papers": (claim,)}, claims)
+        for name, claim in SINGLE_CLAIMS
     },
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),

@@ -81,6 +81,48 @@ def far_gaps() -> Any:
     return panels.axes("gap, in turns", "nats a token").finish(title, subtitle)
 
 
+def by_size() -> Any:
+    """Return a figure of the study of real models: each quantity over the number of parameters, and its null models."""
+    rows = pd.read_csv(EXAMPLES / "studies" / "real.csv").sort_values("parameters")
+    shown = {
+        "position": "position",
+        "content": "content",
+        "interaction": "interaction",
+        "additive_r": "additive r",
+        "size": "size, logits",
+        "dominant": "slash-dominant heads",
+        "coupling": "coupling",
+        "copy_far": "loss of a copy across 1.5 contexts",
+        "text_far": "loss of text across 1.5 contexts",
+    }
+    panels = Panels(list(shown.values()), columns=3, row_height=220)
+    for panel, quantity in enumerate(shown):
+        of = rows[rows["quantity"] == quantity]
+        bars = error_bars(of["value"].to_numpy(), of["low"].to_numpy(), of["high"].to_numpy())
+        how: dict[str, Any] = {"mode": "markers", "marker": {"size": 8}, "error_y": bars, "cliponaxis": False}
+        panels.add(panel, line(of["parameters"], of["value"], "trained", COLOURS[0], **how))
+        for colour, symbol, null in ((COLOURS[1], "circle-open", "random_init"), (COLOURS[-1], "x", "shuffled")):
+            marker = {"symbol": symbol, "color": colour, "size": 8}
+            panels.add(
+                panel,
+                line(
+                    of["parameters"],
+                    of[null],
+                    null.replace("_", " "),
+                    colour,
+                    mode="markers",
+                    marker=marker,
+                    cliponaxis=False,
+                ),
+            )
+    panels.figure.update_xaxes(
+        type="log", tickvals=[1.35e8, 2.7e8, 6.3e8, 1.78e9], ticktext=["135M", "270M", "0.5B", "1.5B"]
+    )
+    panels.figure.update_yaxes(rangemode="tozero")
+    title = "SmolLM2, Gemma 3, Qwen2.5-Coder 0.5B and 1.5B"
+    return panels.axes("model").finish(title, "4 prompts of 256 tokens of WikiText, mean over heads, 95% intervals")
+
+
 def draw(names: Any = None) -> None:
     """Draw these pictures, or all; those of parts whose model is not here stay as they are."""
     from measuring import results_of
@@ -93,8 +135,9 @@ def draw(names: Any = None) -> None:
             figure = results_of(picture.part)[picture.result].plot(picture.kind)
             (DOCS / f"{name}.png").write_bytes(photograph(browser, figure, picture.width, picture.height))
             print(f"wrote docs/{name}.png")
-        if not names or "far_gaps" in names:
-            (DOCS / "far_gaps.png").write_bytes(photograph(browser, far_gaps(), 900))
+        for name, figure_of in {"far_gaps": far_gaps, "by_size": by_size}.items():
+            if not names or name in names:
+                (DOCS / f"{name}.png").write_bytes(photograph(browser, figure_of(), 900))
         if not names or "page" in names:
             report: Any = results_of(PAGE)
             photograph_page(browser, report.html())

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 
 import option_values
 import pytest
@@ -18,6 +18,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure, paragraphs_of
 from tl_posgen.core.options import annotations_of
 from tl_posgen.errors import InputError
+from tl_posgen.position import Variance
 
 ANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 FIELDS = [(name, one.name) for name, kind in KINDS.items() for one in fields(kind)]
@@ -109,3 +110,20 @@ def test_a_measure_of_a_module_that_is_not_registered_takes_options(tmp_path):
     assert kind(power=2).options() == {"power": 2}
     with pytest.raises(InputError, match="key_size: power = -1: give a whole number"):
         kind(power=-1)
+
+
+def test_an_option_of_a_class_that_is_no_dataclass_is_refused():
+    class Undecorated(Variance):
+        skip: int = 3
+
+    with pytest.raises(InputError, match="undecorated: skip is no option of it; put @dataclass"):
+        Undecorated()
+
+
+def test_two_measures_of_one_column_are_refused():
+    @dataclass(frozen=True)
+    class Twin(Variance):
+        pass
+
+    with pytest.raises(InputError, match="variance and twin both give the column"):
+        registry.requested([Variance(), Twin()])

@@ -13,7 +13,7 @@ import tl_posgen
 from tl_posgen.core.measure import DEFINED, Measure, Variable
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.cache import needed_names
-from tl_posgen.models.loading.shuffle import shuffled_like
+from tl_posgen.models.loading.null_kinds import shuffled_like
 from tl_posgen.models.session import Session
 from tl_posgen.position import LengthExtrapolation, MeanKey
 from tl_posgen.slash import Slash

@@ -156,6 +156,17 @@ def test_a_measure_in_no_file_is_measured_anew(model, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_what_other_code_of_this_package_kept_is_measured_anew(model, tmp_path, monkeypatch):
+    """What is built in has the package's code in its key, as a version that is not released says little."""
+    kept = Parts(tmp_path)
+    tl_posgen.analyze(model, TOKENS, keep=kept, **RUN)
+    monkeypatch.setattr("tl_posgen.core.store.own_code", lambda: "other code")
+    again = Parts(tmp_path)
+    tl_posgen.analyze(model, TOKENS, keep=again, **RUN)
+    assert not {*kept.files} & {*again.files}
+    assert len(kept.files) == len(again.files)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("kind", ["shuffled", "shuffled matrices"])
 def test_a_null_that_changes_no_weight_is_refused(tmp_path, backend, kind, in_place):

@@ -17,6 +17,7 @@ from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, Substitution
 
 _CLOSE: Mapping[str, float] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
+_EIGHT_PROMPTS = {"substitution": {"n_prompts": 8}}
 _JUDGED_ORDER = {"ratios": (0.0, 0.05, 0.1, 0.2), "n_draws": 2, "n_cloze": 800, "cloze_conditions": ("words",)}
 _MOVED = ("words", "positions", "position_part")  # words, index and features
 _LEFT = {"share": "variance within rows that the fit leaves", "top_share": "of that in one direction"}
@@ -167,7 +168,7 @@ POSITION = [
         f"{WORTHLESS} nats by its interval: no share is defined",
         ("substitution",),
         _recovered,
-        options={"substitution": {"n_prompts": 8}},
+        options=_EIGHT_PROMPTS,
         thresholds=_CLOSE,
     ),
     Claim(
@@ -179,6 +180,7 @@ POSITION = [
         ("substitution",),
         _recovered_at_sinks,
         _no_sinks,
+        options=_EIGHT_PROMPTS,
         thresholds=_CLOSE,
     ),
     Claim(

@@ -93,9 +93,9 @@ def analyze(
         null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on. Or by
             kind of null model, such as `{"random init": (0,), "shuffled matrices": (0,)}`, for these kinds alone, see
             `tl_posgen.models.loading.null_kinds`.
-        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.shuffle.shuffled_like`,
-            that everything is repeated on; () for none. If left out, one beside random inits, for the measures that
-            share a single pass: a model of shuffled weights predicts nothing that an intervention could take away.
+        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.null_kinds`, that
+            everything is repeated on; () for none. If left out, one beside random inits, for the measures that share a
+            single pass: a model of shuffled weights predicts nothing that an intervention could take away.
         null_device: on which the weights of random inits are drawn: "cuda" is far sooner for a model of billions of
             weights, and draws other numbers than the CPU from one seed.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a

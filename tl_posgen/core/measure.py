@@ -203,6 +203,11 @@ class Measure:
         DEFINED[cls.name] = cls
 
     def __post_init__(self) -> None:
+        annotations = {} if "__dataclass_fields__" in vars(type(self)) else inspect.get_annotations(type(self))
+        if options := [name for name, kind in annotations.items() if "ClassVar" not in str(kind)]:
+            raise InputError(
+                f"measure {self.name}: {options[0]} is no option of it; put @dataclass(frozen=True) above the class"
+            )
         check_options(self, self.name)
 
     def options(self) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 from tl_posgen.core.options import fits
 from tl_posgen.errors import MOST_SEEDS, InputError
+from tl_posgen.models.geometry.differences import first_difference
+from tl_posgen.models.geometry.probe import Found
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
@@ -36,6 +38,8 @@ class NullModels(Sequence[str]):
     """
 
     def __init__(self, model: Model | Session, seeds: Seeds, shuffled: Sequence[int] | None = (), device: str = "cpu"):
+        if isinstance(seeds, Mapping) and not shuffled:  # its kinds alone
+            shuffled = None
         self.session, self.device = session_of(model), check_draws_on(device)
         self.given, self.asked = (seeds, shuffled), seeds_by_kind(seeds, shuffled)
         beside = shuffled is None and not isinstance(seeds, Mapping) and bool(self.asked[RANDOM_INIT])
@@ -43,6 +47,7 @@ class NullModels(Sequence[str]):
         first = sorted(self.by_kind, key=lambda kind: NULL_KINDS[kind].reorder is None)
         self.labels = [NULL_KINDS[kind].label(seed) for kind in first for seed in self.by_kind[kind]]
         self._fingerprint = ""
+        self._layers: Sequence[Found] = ()
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._undo: Callable[[], None] | None = None  # puts the model's own parameters back into their order
 
@@ -98,12 +103,13 @@ class NullModels(Sequence[str]):
         """Return (title, session) of one label, as `models` yields it.
 
         Raises:
-            InputError: a null model of the trained weights that has them in the model's own order.
+            InputError: a null model of the trained weights that has them in the model's own order; one whose layers do
+                something else with positions than the model's.
         """
         if not self.holds(label):
             self.free_memory()
             (kind, seed), title = kind_and_seed(label), null_label(label)
-            self._fingerprint = self._fingerprint or fingerprint(self.session)  # while the model has its own weights
+            self._remember_model()
             if self._undo is not None and kind.reorder is not None:
                 self._undo()
                 self._undo = None
@@ -121,9 +127,20 @@ class NullModels(Sequence[str]):
                         f"give another seed, or {kind.seeds}=()"
                     )
                 title += SAME_WEIGHTS
+            if difference := first_difference(self._layers, made.found()):
+                raise InputError(
+                    f"{title} of {self.session.label} is no null model of it: its {difference}. Null models are made "
+                    "of the model's config, which does not say what was changed in the model; change it there too, or "
+                    f"leave them out, {kind.seeds}=()"
+                )
             self._held = label, title, made
         assert self._held is not None
         return self._held[1:]
+
+    def _remember_model(self) -> None:
+        """Keep the model's fingerprint and geometry while it has its own weights."""
+        if not self._fingerprint:
+            self._fingerprint, self._layers = fingerprint(self.session), self.session.found()
 
     def free_memory(self) -> None:
         """Give the memory of the last one back."""

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from tl_posgen.core.measure import Measure
+from tl_posgen.core.measure import HEAD, Measure
 from tl_posgen.core.options import require
 from tl_posgen.errors import InputError
 
@@ -108,7 +108,8 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
     """Return names, classes and instances of measures as instances, each behind the measures that it comes after.
 
     Raises:
-        InputError: an unknown name, something else than a measure, or one measure twice.
+        InputError: an unknown name, something else than a measure, one measure twice, or two that give the table of
+            heads one column.
     """
     if measures is None:
         measures = _DEFAULT
@@ -130,6 +131,14 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
 
     for measure in asked.values():
         put_in_order(measure)
+    columns = dict[str, str]()
+    for measure in (one for one in ordered.values() if one.rows == HEAD):
+        for column in filter(None, (variable.headline for variable in measure.variables.values())):
+            if columns.setdefault(column, measure.name) != measure.name:
+                raise InputError(
+                    f"measures: {columns[column]} and {measure.name} both give the column {column!r} of the table of "
+                    "heads; give one of them another headline"
+                )
     return list(ordered.values())
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from time import perf_counter, time
@@ -39,13 +40,14 @@ WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
 
 
 def key_of(configuration: Mapping[str, Any]) -> str:
-    """Return sixteen letters of this configuration and these versions.
+    """Return sixteen letters of this configuration, these versions and this package's code.
 
     Example:
         >>> key_of({"length": 8, "seed": 0}) == key_of({"seed": 0, "length": 8}) != key_of({"seed": 1, "length": 8})
         True
     """
-    text = json.dumps({**configuration, "versions": versions()}, sort_keys=True, default=str)
+    made_by = {"versions": versions(), "package": own_code()}
+    text = json.dumps({**configuration, **made_by}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -69,25 +71,37 @@ def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
         ) from error
 
 
+@cache
+def own_code() -> str:
+    """Return sixteen letters of this package's source; of a process after whose start it was changed, the time of the
+    start, as other code may be at work."""
+    return _source_of(Measure.__module__.partition(".")[0]) or f"changed since {_STARTED}"
+
+
 def code_of(measure: Measure) -> str | None:
     """Return sixteen letters of the source of a measure that is not built in: all Python files of the packages that its
-    classes are of, or their files where these are in none. "" for a built-in one, whose version is known.
+    classes are of, or their files where these are in none. "" for a built-in one, see `own_code`.
 
     None where that is not to be had: a class of a notebook, or a file that was changed after this process began, so
     that other code may be at work. What these files import from elsewhere is not looked at.
     """
     if measure.name in BUILT_IN:
         return ""
-    digest, ours = hashlib.sha256(), Measure.__module__.partition(".")[0]
     tops = {kind.__module__.partition(".")[0] for kind in type(measure).__mro__}
-    for top in sorted(tops - {ours} - sys.stdlib_module_names):
-        module = sys.modules.get(top)
-        name, folders = getattr(module, "__file__", None), getattr(module, "__path__", ())
-        files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))] or [Path(name or "")]
-        if not all(file.is_file() and file.stat().st_mtime < _STARTED for file in files):
-            return None
-        for file in files:
-            digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
+    codes = [_source_of(top) for top in sorted(tops - {Measure.__module__.partition(".")[0]} - sys.stdlib_module_names)]
+    return None if None in codes else hashlib.sha256("".join(map(str, codes)).encode()).hexdigest()[:16]
+
+
+def _source_of(top: str) -> str | None:
+    """Return sixteen letters of the Python files of a package or module; None where they are not to be had, or were
+    changed after this process began."""
+    module, digest = sys.modules.get(top), hashlib.sha256()
+    name, folders = getattr(module, "__file__", None), getattr(module, "__path__", ())
+    files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))] or [Path(name or "")]
+    if not all(file.is_file() and file.stat().st_mtime < _STARTED for file in files):
+        return None
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 

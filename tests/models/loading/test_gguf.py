@@ -16,8 +16,8 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once
 from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, quiet, read_config
 from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.loading.null_kinds import shuffled_like
 from tl_posgen.models.loading.random_init import random_like
-from tl_posgen.models.loading.shuffle import shuffled_like
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import to_prompts

@@ -15,11 +15,13 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import tl_posgen
+from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.conversion.convert import hooked_parts, snapshot
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.models.loading.null_kinds import shuffled_like
 from tl_posgen.models.loading.random_init import random_like
-from tl_posgen.models.loading.shuffle import entries_together, head_width, is_matrix, shuffle, shuffled_like
+from tl_posgen.models.loading.shuffle import entries_together, head_width, is_matrix, shuffle
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -65,7 +67,7 @@ def test_every_parameter_keeps_its_entries_and_loses_their_order_vectors_within_
         pytest.skip("analysed as a bridge only")
     model = family_model(name, backend)
     before, after = weights(model), weights(shuffled_like(model, seed=0))
-    only_matrices, d_head = weights(shuffled_like(model, seed=0, vectors=False)), model.cfg.d_head
+    only_matrices, d_head = weights(shuffled_like(model, 0, "shuffled matrices")), model.cfg.d_head
     assert any("qkv" in at for at in before) == (backend == "bridge" and name in ("falcon", "phi3", "neox"))
     matrices = [at for at in before if is_matrix(at, before[at])]
     assert len(matrices) >= 2 * 6 + 1  # q, k, v, o and the feed-forward matrices of two layers, and the embedding
@@ -231,6 +233,22 @@ def test_a_bridge_that_load_model_did_not_make_has_a_null_from_its_config(family
     model = TransformerBridge.boot_transformers(str(family_directory("llama")), device="cpu")
     ours = random_like(load_model(family_directory("llama"), "bridge"), seed=4)
     assert torch.equal(logits(random_like(model, seed=4)), logits(ours))
+
+
+@pytest.mark.usefixtures("needs_hooked")
+def test_a_null_model_that_does_something_else_with_positions_is_refused(family_directory):
+    model = load_model(family_directory("llama"), "hooked")
+    for block in model.blocks:
+        block.attn.attn_scale = 1.0  # which its cfg does not say
+    assert session_of(model).found()[0].geometry.scale == pytest.approx(1)
+    with pytest.raises(
+        InputError, match=r"random init \(seed 3\) of .* is no null model .*: its layer 0 has scale .* 1\.0"
+    ):
+        tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(3,), shuffled_seeds=(), progress=False)
+
+
+def test_kinds_of_null_models_are_these_alone(llama):
+    assert list(NullModels(llama, {"shuffled": (0,), "random init": (1,)})) == ["shuffled 0", "1"]
 
 
 @pytest.mark.parametrize("backend", ["auto", "bridge"])

@@ -1,7 +1,6 @@
-"""Shuffled weights: the trained parameters of a model with the entries of each in random order."""
+"""Shuffled weights: the entries of each trained parameter in random order, in the model itself."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,56 +8,12 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from tl_posgen.arithmetic import elements_at_once, row_ranges
-from tl_posgen.errors import check_seed
-from tl_posgen.models.conversion.hugging_face import quiet
 from tl_posgen.models.memory import trim
 from tl_posgen.models.model import Model
-from tl_posgen.models.session import Session, session_of
 
 _AT_ONCE = 2**24  # entries that are moved: smaller blocks stay in the heap, between those that are freed
 # gains and biases of queries, keys and values, which hold d_head entries a head, whatever a family calls the module
 _OF_HEADS = re.compile(r"(^|\.)(q|k|v|qkv|query|key|value|Wqkv|c_attn)(_\w+)?\.(weight|bias|w|b)$")
-
-
-def shuffled_like(model: Model | Session, seed: int, *, vectors: bool = True) -> Model:
-    """w -> the entries of w in random order, for every parameter w: trained values without trained structure.
-
-    What a measure keeps here, it owes to the sizes of the parameters; what it loses, to their arrangement. Entries of a
-    matrix move within the whole matrix: the queries of all heads of a layer are one matrix (so are keys, and values),
-    so they change heads, and embeddings are matrices too. Entries of a vector, a bias or the gains of a norm, move
-    within the vector; of queries, keys and values, within each head (each group of heads that share keys). The shuffle
-    is ours.
-
-    With vectors=False biases and gains stay as they were trained. That is no null of models whose position is in the
-    biases of queries and keys (Qwen2.5), or in the gains of their norms (Gemma 3): it keeps what was learned there.
-    Matrices are in the same order as with vectors=True and the same seed.
-
-    A new model of the same kind comes back, without hooks; the weights are those that `model` has in memory. Which
-    permutation a seed gives depends on how the backend lays out its parameters, so a HookedTransformer and a
-    TransformerBridge of one model have two draws of the same null. The global random state is left as it was.
-
-    Args:
-        vectors: whether biases and gains are shuffled too.
-
-    Raises:
-        InputError: a TransformerBridge whose weights no longer have the architecture's names and shapes.
-
-    Example:
-        >>> import torch
-        >>> from tl_posgen import load_model
-        >>> model = load_model("mini")
-        >>> null = shuffled_like(model, seed=0)
-        >>> gains, shuffled = (m.blocks[0].ln1.w for m in (model, null))
-        >>> torch.equal(gains, shuffled), torch.equal(gains.sort().values, shuffled.sort().values)
-        (False, True)
-    """
-    seed, session = check_seed(seed), session_of(model)
-    with quiet(seed=0):
-        null = session.backend.copy(session.origin)
-    shuffle(null, seed, vectors=vectors)
-    rule = f"trained, entries of every {'parameter' if vectors else 'weight matrix'} permuted"
-    session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=rule), proved=True)
-    return null
 
 
 def shuffle(model: Model, seed: int, *, vectors: bool = True, undo: bool = False) -> None:
