@@ -133,8 +133,8 @@ class Interventions(Measure):
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
-        """Refuse conditions that are no hooks of this model, or are in layers that were not chosen, by their names: all in
-        one pass, and one by one where it refuses."""
+        """Refuse conditions that are no hooks of this model, or in layers that were not chosen: in one pass for all, or
+        one by one where that refuses."""
         made: dict[str, Any] = {}
         for name, given in conditions.items():
             hooks = given(0) if callable(given) and "kl" in self.variables else given
