@@ -86,7 +86,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     found = {name: one for name, one in found.items() if all(array.size for array in one.data_vars.values())}
     if not found:
         raise InputError(
-            f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}"
+            f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}; "
+            "measure heads in both as well, such as measures=['variance', 'loss']: the loss is then compared too"
         )
     numbers: Any = xr.Variable("number", np.array(list(found)))
     data: Any = xr.concat(list(found.values()), numbers, data_vars="all", join="outer")

@@ -199,8 +199,8 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
 
     def of_claims(part: str) -> list[Measured]:
-        """Return the judgements of a part, and of those that judge one more claim of its model."""
-        return [result(one, "claims") for one in numbers if one == part or one.startswith(f"{part} of ")]
+        """Return the judgements of parts that judge one claim of a model, and those of the part that judges most."""
+        return [result(one, "claims") for one in [*(one for one in numbers if one.startswith(f"{part} of ")), part]]
 
     def verdict(part: str, claim: str) -> str:
         return next((one.verdicts[claim] for one in of_claims(part) if claim in one.verdicts), "–")

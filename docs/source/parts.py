@@ -62,7 +62,7 @@ OF_PLANES = {  # planes by quarters, and no gap but of 1.5 training contexts
 REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES, LARGE: OF_ONE_PASS}
 SINGLE_CLAIMS = (
     *((name, "position 2b") for name in REAL),
-    *((QWEN, one) for one in ("slash 4", "position 5", "coupling 5")),
+    *((QWEN, one) for one in ("slash 2", "slash 4", "position 5", "coupling 5")),
 )
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {

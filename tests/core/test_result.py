@@ -165,6 +165,12 @@ def test_a_control_has_as_many_other_heads_of_the_same_layers():
         assert (control["layer"] == 0).any()
     assert len({tuple(control["r"]) for control in drawn}) > 5
     assert drawn[0].equals(result.heads(4, random=0))
+    given = ["L1H0", "L0H1"]
+    control = result.heads(random=0, other_than=given)
+    assert control["layer"].tolist() == [0, 1] or control["layer"].tolist() == [1, 0]
+    assert not {"L1H0", "L0H1"} & {f"L{layer}H{head}" for layer, head in control[["layer", "head"]].to_numpy()}
+    with pytest.raises(InputError, match="other_than is of a control: give random="):
+        result.heads(other_than=given)
     with pytest.raises(InputError, match="random = -1: give a whole number, 0 or more"):
         result.heads(4, random=-1)
     with pytest.raises(InputError, match="beside the 7 heads there are 5 others"):

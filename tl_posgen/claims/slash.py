@@ -71,15 +71,24 @@ def _rank_one(cone: Result, side: str, **at: float) -> Criterion:
 
 
 def _ranks(cone: Result, **at: float) -> list[Criterion]:
-    """Return the criteria of Q and K, and where there are biases, which are of rank one, what r1 is without them."""
+    """Return the criteria of Q and K; beside them r1 in the dominant heads of null models, where these have any; and
+    where there are biases, which are of rank one, what r1 is without them."""
     own, name = cone.numbers, "r1_without_bias"
+    dominant = {side: group_mean(own, "r1", "dominant", side=side) for side in "qk"}
+    of_nulls = [
+        Criterion.of(
+            f"r1 of {side.upper()} beside dominant heads of null models", one, otherwise="held", digits=3, **ALONE
+        )
+        for side, one in dominant.items()
+        if not np.isnan([each for kind in one.by_null.values() for each in kind]).all()
+    ]
     without = {side: group_mean(own, name, "dominant", side=side) for side in ("qk" if name in own else "")}
     beside = [
         Criterion.of(f"r1 of {side.upper()} without biases", one, otherwise="held", digits=3, **ALONE)
         for side, one in without.items()
         if not math.isnan(one.value)  # a layer without biases
     ]
-    return [*(_rank_one(cone, side, **at) for side in "qk"), *beside]
+    return [*(_rank_one(cone, side, **at) for side in "qk"), *of_nulls, *beside]
 
 
 def _parts_of_inputs(cone: Result, axis: float, partly: float, others: float) -> list[Group]:

@@ -263,6 +263,7 @@ class Result:
         *,
         lowest: bool = False,
         random: int | None = None,
+        other_than: Heads = None,
         **labels: Any,
     ) -> pd.DataFrame:
         """Return the `top` heads by a quantity: layer, head, the quantity, largest first, and what stands beside it.
@@ -273,10 +274,11 @@ class Result:
             lowest: the heads of the lowest values, lowest first.
             random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
                 `top` ones have there, as far as the layer has others.
+            other_than: with `random`, heads in the place of the `top` ones: as many others as these are.
             labels: such as first_token=False, for tokens="without first".
 
         Raises:
-            InputError: a quantity that is not one number a head, fewer heads than `top` asks for as a control.
+            InputError: a quantity that is not one number a head, fewer heads than a control needs.
         """
         for name, value, kind in (("top", top, Count), ("lowest", lowest, bool), ("random", random, Whole)):
             if value is not None and (wanted := refusal(value, kind)):
@@ -302,6 +304,12 @@ class Result:
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
         frame = frame.dropna(subset=by).astype({by: float})
         frame = frame.sort_values(by, ascending=lowest, kind="stable").reset_index()[[*HEAD, *shown]]
+        if other_than is not None:
+            if random is None:
+                raise InputError("other_than is of a control: give random=, a seed, too")
+            pairs = {*named_heads(other_than)}
+            is_one = [pair in pairs for pair in frame[[*HEAD]].itertuples(index=False, name=None)]
+            frame, top = pd.concat([frame[is_one], frame[np.logical_not(is_one)]]), sum(is_one)
         chosen = frame if random is None else _others(frame, len(frame) if top is None else top, random)
         return self._with_whole(chosen.head(top or len(chosen)), {name: name for name in shown})
 
