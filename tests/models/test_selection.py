@@ -64,6 +64,7 @@ FRAME = pd.DataFrame({"layer": [0], "head": [1]})
         (None, {0: [1]}, r"heads=\{0: \[1\]\}: name heads"),
         (None, [(0, 4)], r"head \(0, 4\): head 4 does not exist: this model has heads 0 to 3"),
         (None, [(0, "1")], r"head \(0, '1'\): head '1' is str, not an integer"),
+        (None, (0, torch.tensor(0.0)), r"head tensor\(0\.\) is Tensor, not an integer"),
         (None, pd.DataFrame({"layer": [1.5], "head": [3]}), r"layer 1\.5 is float, not an integer"),
         (None, [(0, 1, 2)], r"head \(0, 1, 2\): a pair is \(layer, head\)"),
         ([0], [(0, 1), (1, 1)], r"head \(1, 1\) is in layer 1, which layers=\[0\] leaves out; add it there"),

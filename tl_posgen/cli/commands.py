@@ -9,7 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from tl_posgen.cli.options import (
@@ -110,7 +110,10 @@ def run(words: Sequence[str]) -> int:
     except CycloptsError as error:
         if isinstance(error.__cause__, PosgenError):  # of a converter
             raise error.__cause__ from error
-        raise InputError(f"{error} (tl-posgen {name} --help lists what there is)") from error
+        told = str(error)
+        if isinstance(error, UnusedCliTokensError):
+            told = f"{' '.join(error.unused_tokens or ())}: no option takes this word; write several values as in 1,2"
+        raise InputError(f"{told} (tl-posgen {name} --help lists what there is)") from error
 
 
 def app_for(words: Sequence[str] = ()) -> App:

@@ -80,7 +80,8 @@ class FrozenBeyond:
         geometry, queries, keys = capture.geometry, capture.query_positions, capture.positions
         limit, away = self.limit_of(geometry), queries[:, None] - keys
         products = scores_frozen_beyond(capture.q, capture.k, geometry.rope, geometry.scale, limit, queries, keys)
-        scores = finished(products, capture, away if isinstance(limit, Tensor) else away.clamp(max=limit))
+        away = away if isinstance(limit, Tensor) else away.clamp(max=min(limit, 2**53))  # more is no int64
+        scores = finished(products, capture, away)
         return scores if self.sees is None else scores.masked_fill(~self.sees(queries[:, None], keys), -torch.inf)
 
     def beyond(

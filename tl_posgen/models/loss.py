@@ -135,6 +135,6 @@ def require_context(session: Session, length: int) -> None:
     n_ctx = session.model.cfg.n_ctx
     if length > n_ctx:
         raise InputError(
-            f"prompts of {length} tokens: this model's training context has {n_ctx}; cut them with length=, "
-            "or ask length_extrapolation what happens beyond"
+            f"prompts of {length} tokens: this model's training context has {n_ctx}; give length={n_ctx} or "
+            "less, or ask length_extrapolation what happens beyond"
         )

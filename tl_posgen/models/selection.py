@@ -148,6 +148,9 @@ def _index(value: Any, n: int, kind: str, place: str = "", owner: str = "this mo
 
 
 def _integer(value: Any, kind: str, place: str, remedy: str = "") -> int:
-    if not hasattr(value, "__index__") or isinstance(value, bool):
-        raise InputError(f"{place}{kind} {value!r} is {type(value).__name__}, not an integer{remedy}")
-    return operator.index(value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError as error:  # of a tensor, too, that is no single integer
+        raise InputError(f"{place}{kind} {value!r} is {type(value).__name__}, not an integer{remedy}") from error

@@ -195,7 +195,7 @@ def _tokenizer_of_files(name: str) -> Any:
 def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the text's own tokens, without special ones."""
     if not text.strip():
-        raise InputError("a text is empty")
+        raise InputError("a text is empty; leave it out, or give its words")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -216,7 +216,10 @@ def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:
     """Return the ids that the user gave: batches of prompts of one length, those of another length one by one."""
-    wrong = f"prompts must be a text, a list of texts, or token ids [batch, pos]; these are {type(prompts).__name__}"
+    given = f"a {type(prompts).__name__}"
+    if isinstance(prompts, list | tuple):
+        given += f" of {', '.join(sorted({type(one).__name__ for one in prompts})) or 'nothing'}"
+    wrong = f"prompts must be a text, a list of texts, or token ids [batch, pos]; this is {given}"
     if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
         raise InputError(wrong)
     several = isinstance(prompts, Sequence) and len(prompts) and not isinstance(prompts[0], int | np.integer)
@@ -268,7 +271,7 @@ def read_text(path: str | os.PathLike) -> str:
     if "\0" in text:
         raise InputError(f"{path}: holds zero bytes, so it is not text")
     if not text.strip():
-        raise InputError(f"{path}: empty")
+        raise InputError(f"{path}: empty; give a file with text in it")
     return text
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,9 @@ def _download(name: str, revision: str | None) -> Path:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"{name}: neither a directory here nor a model on huggingface.co") from error
     except OSError as error:
+        meant = " (did you mean mini, the bundled model?)" if get_close_matches(name, ["mini"]) else ""
         raise ModelError(
-            f"{name}: no such directory here, and huggingface.co cannot be reached ({first_line(error)}); "
+            f"{name}{meant}: no such directory here, and huggingface.co cannot be reached ({first_line(error)}); "
             "give a directory that save_pretrained wrote, or connect once to download the model"
         ) from error
 
