@@ -22,13 +22,13 @@ class Arctan(LayerGeometry):
 
 
 @dataclass(frozen=True)
-class Early(LayerGeometry):
+class Weighted(LayerGeometry):
     """A term that is neither a cap nor a bias."""
 
-    first_key: float = 1.0
+    weight: float = 1.0
 
     def finish(self, products, distance, heads=None):
-        return super().finish(products, distance, heads) * self.first_key
+        return super().finish(products, distance, heads) * self.weight
 
 
 GEOMETRIES = {
@@ -38,7 +38,7 @@ GEOMETRIES = {
     "ALiBi": (replace(PLAIN, alibi_slopes=SLOPES), False, False),
     "both": (replace(PLAIN, soft_cap=2.0, alibi_slopes=SLOPES), False, True),
     "another cap": (Arctan(0, "none", 2, 2, 8, 0.3), False, True),
-    "another term": (Early(0, "none", 2, 2, 8, 0.3, first_key=2.0), False, False),
+    "another term": (Weighted(0, "none", 2, 2, 8, 0.3, weight=2.0), False, False),
 }
 
 
