@@ -19,13 +19,14 @@ from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.position.decomposition import Residual
 from tl_posgen.prompt import reference_of
 
-pytestmark = pytest.mark.usefixtures("needs_hooked")
 CAP = 2.0
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(has_hooked):
     """Two layers of four heads, whose products reach ten times the cap."""
+    if not has_hooked:
+        pytest.skip("TransformerLens 4 has no HookedTransformer")
     HookedTransformer, HookedTransformerConfig, _ = hooked_parts()
     sizes = {"n_layers": 2, "d_model": 32, "n_ctx": 64, "d_head": 8, "n_heads": 4, "d_vocab": VOCAB, "act_fn": "gelu"}
     cap = {"positional_embedding_type": "alibi", "attn_scores_soft_cap": CAP}
