@@ -45,16 +45,17 @@ def fused_bridge(
             component = getattr(block, "attn", None)
             if component is None or not hasattr(component, "hook_attn_scores"):
                 continue
-            attention = attention_of(layer)
+            attention, geometry = attention_of(layer), geometries.get(layer)
             if hasattr(component, "_reconstruct_attention") and hasattr(component, "split_qkv_matrix"):
-                if layer in geometries:
-                    replacement = partial(_from_joint, component, geometries[layer], attention)
+                if geometry is not None:
+                    replacement = partial(_from_joint, component, geometry, attention)
                     stack.enter_context(replaced(component, "_reconstruct_attention", replacement))
             else:
                 for module in component.original_component.modules():
                     if hasattr(module, "_attn"):  # a method of its own, where others look up an implementation
-                        stack.enter_context(replaced(module, "_attn", partial(_from_heads, module, attention)))
-                _at_work[component.original_component] = component, attention, geometries.get(layer)
+                        replacement = partial(_from_heads, module, geometry, attention)
+                        stack.enter_context(replaced(module, "_attn", replacement))
+                _at_work[component.original_component] = component, attention, geometry
                 stack.callback(_at_work.pop, component.original_component, None)
                 stack.enter_context(replaced(component, "forward", partial(_run_original, component)))
         yield
@@ -118,7 +119,13 @@ def _from_joint(
 
 
 def _from_heads(
-    module: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Any = None
+    module: Any,
+    geometry: LayerGeometry | None,
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
 ) -> tuple[Tensor, None]:
     """Do what `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
     whole, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
@@ -129,7 +136,8 @@ def _from_heads(
             lambda start, stop: whole.rows(start, stop).to(local.device) & local[:, :, start:stop],
             padding=whole.padding,
         )
-    return attention(q, k, v, seen, attention_scale(module, q.shape[-1])), None
+    finish = None if geometry is None else finish_of(geometry)
+    return attention(q, k, v, seen, attention_scale(module, q.shape[-1]), finish), None
 
 
 def attention_scale(hf_attn: Any, d_head: int) -> float:
