@@ -211,7 +211,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def has_hooked() -> bool:
     """Whether there is a HookedTransformer here."""
     return why_no_hooked() is None

@@ -15,7 +15,6 @@ from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.hooks import at_dummy_distance, lm_infinite
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers import fused
-from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming, streaming_by_policy
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes
@@ -37,7 +36,8 @@ def held_scores(capture, limits, positions=None):
     away = (p[:, None] - p).clamp(min=0).double()
     angles = theta * away[..., None].minimum(limits)
     scores = geometry.scale * torch.einsum("hip,hjp,ijp->hij", q, k.conj(), torch.polar(gain.expand_as(angles), angles))
-    scores = soft_capped(scores.real, geometry.soft_cap)
+    cap, scores = geometry.soft_cap, scores.real
+    scores = scores if cap is None else cap * (scores / cap).tanh()
     return scores.masked_fill(~geometry.sees(p[:, None] - p), -torch.inf)
 
 

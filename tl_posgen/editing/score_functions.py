@@ -62,7 +62,7 @@ OWN_SCORES = RowByRow(scores_of_tokens_at)
 @dataclass(frozen=True)
 class FrozenBeyond:
     """score_ij = cap(scale Re sum_m z^q_im conj(z^k_jm) e^{i theta_m min(i - j, limit_m)}), for `RowByRow`: planes of
-    RoPE that turn up to a limit.
+    RoPE that turn up to a limit. ALiBi, added behind the cap, grows up to it where there is one limit for all planes.
 
     Where it edits all heads of a layer, and nothing else does, a streamed pass takes near pairs from the model's own q
     and k, far ones from others, and forms each score once.
@@ -114,7 +114,7 @@ def finished(
     capture: LayerCapture,
     distance: int | float | Real[Tensor, "query key"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """cap(products_ij - slope d_ij), d_ij = i - j if left out; see `LayerGeometry.finish`."""
+    """cap(products_ij) - slope d_ij, d_ij = i - j if left out; see `LayerGeometry.finish`."""
     if capture.geometry.bilinear:
         return products
     away = capture.query_positions[:, None] - capture.positions if distance is None else distance
@@ -126,7 +126,7 @@ def scores_with(
     q: Float[Tensor, "head query d_head"] | None = None,
     k: Float[Tensor, "head pos d_head"] | None = None,
 ) -> Float[Tensor, "head query key"]:
-    """cap(scale <R_i q_i, R_j k_j> - slope d_ij): the layer's scores with other queries or keys before RoPE."""
+    """cap(scale <R_i q_i, R_j k_j>) - slope d_ij: the layer's scores with other queries or keys before RoPE."""
     rope = capture.geometry.rope
     rotated_q = capture.rotated_q if q is None else rotate(q, capture.query_positions, rope)
     rotated_k = capture.rotated_k if k is None else rotate(k, capture.positions, rope)

@@ -13,7 +13,6 @@ from torch import Tensor
 from tl_posgen.arithmetic import double, full_precision
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
-from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import head_name, one_head
 from tl_posgen.models.tokens import token_strings
@@ -172,7 +171,7 @@ def _explanation_of(
     used, total = double(capture.attn_scores[0, row.query, keys]), terms.sum((0, 2, 3))
     bias = geometry.distance_bias(double(row.query - keys), [head])
     alibi = torch.zeros_like(total) if bias is None else bias[0].to(total)
-    off = (soft_capped((total + alibi)[None, None], geometry.soft_cap)[0, 0] - used).abs()
+    off = (geometry.finish(total[None, None], double(row.query - keys)[None], [head])[0, 0] - used).abs()
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, dtype)[0, row.query, keys]
     if not bool((off <= rounding).all()):
         raise UnsupportedModelError(

@@ -18,7 +18,6 @@ from tl_posgen.models.capture.cache import captures_from_cache
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.geometry.proof import allowed_error
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.loading.load import AnyModel, open_session
 from tl_posgen.models.selection import Heads, one_head, select_heads
 from tl_posgen.models.session import Session
@@ -34,9 +33,10 @@ _DESCRIPTIONS = {
     "query_key": "(q - qbar) conj(k - kbar) ubar: this query with this key",
     "content": "key_part + query_key",
     "interaction": "q conj(k - kbar) (u(d) - ubar): neither of the two",
-    "row": "s <q, kbar>, one number a row, which softmax does not see: nothing rotates here",
+    "row": "s <q, kbar>, one number a row, which softmax sees through a soft cap only: nothing rotates here",
     "alibi": "slope (j - i)",
-    "capped": "the score after the layer's soft cap, which softmax is given; the parts add up to `score`, before it",
+    "capped": "the score after the layer's soft cap, of all parts but `alibi`, which is added behind it: what softmax "
+    "is given; the parts add up to `score`, before the cap",
 }
 
 
@@ -56,9 +56,9 @@ def split(
 
     Returns:
         [head, query, key], NaN where a key is invisible. `score` is the model's own, before a soft cap (`capped` is
-        after it); ALiBi is a part of its own, `alibi`. Where nothing rotates, position and interaction are zero and
-        `row` is what is left of them, one number a query. The attributes name the reference and how far the sum of the
-        parts is from the pass's scores.
+        after it); ALiBi is a part of its own, `alibi`, added behind the cap. Where nothing rotates, position and
+        interaction are zero and `row` is what is left of them, one number a query. The attributes name the reference
+        and how far the sum of the parts is from the pass's scores.
 
     Raises:
         InputError: no prompt, or several; heads of several layers; a reference of another model.
@@ -131,21 +131,22 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     nothing = torch.zeros_like(parts["position"])
     if not geometry.rope.rotary_dim:
         parts |= {"row": parts["position"], "position": nothing, "interaction": nothing}
-    bias = geometry.distance_bias((capture.positions[:, None] - capture.positions).to(nothing.dtype), capture.heads)
+    away = (capture.positions[:, None] - capture.positions).to(nothing.dtype)
+    bias, products = geometry.distance_bias(away, capture.heads), torch.stack(list(parts.values())).sum(0)
     if bias is not None:
         parts["alibi"] = bias.to(nothing)
-    total = torch.stack(list(parts.values())).sum(0)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
-    visible = geometry.visible(capture.length, total.device)
-    gap = (soft_capped(total, geometry.soft_cap) - used).abs().masked_fill(~visible, 0)
+    visible = geometry.visible(capture.length, products.device)
+    gap = (geometry.finish(products, away, capture.heads) - used).abs().masked_fill(~visible, 0)
     if not bool((gap <= allowed_error(capture.rotated_q, capture.rotated_k, geometry, session.dtype)).all()):
         raise UnsupportedModelError(
             f"layer {capture.layer}: the parts of its scores add up to others than the pass used, off by "
             f"{float(gap.max()):.2g}; load the model in float32 if it is in half precision"
         )
-    parts = {"score": used if geometry.soft_cap is None else total, **parts}
+    total = products + parts["alibi"] if "alibi" in parts else products
+    parts = {"score": total if geometry.has_cap else used, **parts}
     parts["content"] = parts["key_part"] + parts["query_key"]
-    if geometry.soft_cap is not None:
+    if geometry.has_cap:
         parts["capped"] = used
     labelled = ((name, part, {"description": _DESCRIPTIONS[name]}) for name, part in parts.items())
     data = {
@@ -173,15 +174,16 @@ def _terms_of(capture: LayerCapture, reference: Reference) -> dict[str, Float[Te
 def note_of(capture: LayerCapture) -> str:
     """Say what is not as in a layer with RoPE alone; "" where nothing is."""
     geometry, notes = capture.geometry, []
+    biased = geometry.distance_bias(0) is not None
     if not geometry.rope.rotary_dim:
         notes.append(
             "nothing rotates in this layer, so position and interaction are zero; what remains is content"
-            + ("" if geometry.encoding == "alibi" else ", which holds what the residual stream knows of positions")
+            + ("" if biased else ", which holds what the residual stream knows of positions")
         )
-    if geometry.encoding == "alibi":
+    if biased:
         notes.append("ALiBi is a part of its own, with no bias at distance 0")
-    if geometry.soft_cap is not None:
-        notes.append(f"the split is of the scores before the soft cap of {geometry.soft_cap:g}")
+    if geometry.has_cap:
+        notes.append("the split is of the scores before the soft cap")
     if geometry.window is not None:
         notes.append(f"keys {geometry.window} and more tokens back are invisible")
     return "; ".join(notes)
@@ -204,7 +206,8 @@ def patch_parts(
 ) -> HookList:
     """W_ij <- W_ij - sum of parts_ij of the prompt that runs + those of another prompt, in chosen heads.
 
-    Parts are those of `split`. With all of them the head attends as it does on the other prompt.
+    Parts are those of `split`. With all of them the head attends as it does on the other prompt; where nothing rotates
+    and there is a soft cap, `row` goes with query_key.
 
     Args:
         from_prompt: a text or token ids, whose parts are put in; the prompts that run have as many tokens.
@@ -240,9 +243,13 @@ def patch_parts(
     run_capture(session, row[None], captures.append, heads=places)
 
     def part_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        found, turns = _terms_of(capture, means), capture.geometry.rope.rotary_dim > 0
-        zero = torch.zeros_like(found["position"])  # position and interaction, where nothing rotates, as in `split`
-        return sum((found[term] for term in terms if turns or term not in ("position", "interaction")), zero)
+        found = _terms_of(capture, means)
+        zero = torch.zeros_like(found["position"])
+        if not capture.geometry.rope.rotary_dim:  # position and interaction are zero, as in `split`
+            if capture.geometry.has_cap:  # which lets softmax see one number a row
+                found["query_key"] = found["query_key"] + found["position"]
+            found |= {"position": zero, "interaction": zero}
+        return sum((found[term] for term in terms), zero)
 
     others = {capture.layer: part_of(capture) for capture in captures}
 

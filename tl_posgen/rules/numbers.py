@@ -61,7 +61,7 @@ def rule_scores(
     position_and_content: s Re sum_m q_im conj(kbar_m) u_m(d) + s Re sum_m q_im conj(k_jm - kbar_m) ubar_m.
 
     As shares of the variance of a score these are d, k, d + k, d + k + kd and d + qd + k + qk (and what is the same for
-    all keys of a query). A soft cap changes no ranking and is left out.
+    all keys of a query). A soft cap is left out: without a bias it changes no ranking.
 
     Args:
         q, k: before RoPE.

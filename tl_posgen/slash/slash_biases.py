@@ -15,7 +15,6 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.layers.geometry import soft_capped
 from tl_posgen.models.session import Session
 from tl_posgen.report.head_figures import head_map
 from tl_posgen.report.kinds import points
@@ -187,5 +186,4 @@ def _logit_of_biases(layer: LayerCapture, n: int) -> Float[Tensor, "head distanc
     """g(D) of the chosen heads, D = 0 .. n - 1, with the layer's soft cap."""
     assert layer.projections is not None
     q, k = (bias[list(layer.heads)] for bias in layer.projections.biases)
-    geometry = layer.geometry
-    return soft_capped(constant_logit(q, k, geometry.rope, geometry.scale, n), geometry.soft_cap)
+    return layer.geometry.capped(constant_logit(q, k, layer.geometry.rope, layer.geometry.scale, n))

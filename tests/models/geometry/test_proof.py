@@ -113,20 +113,27 @@ def test_what_rounding_may_do_grows_with_the_product_and_the_length(dtype):
     assert (allowed_error(0 * q, k, rotary, dtype) > 0).all()
 
 
+@pytest.mark.parametrize("cap", [None, 0.7])
 @pytest.mark.parametrize("away", [lambda i, j: j - i, lambda i, j: j, lambda i, j: j - 30], ids=["pair", "key", "last"])
-def test_alibi_is_proved_in_every_gauge(away):
+def test_alibi_is_proved_in_every_gauge(away, cap):
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(4, 12, 8, generator=generator), torch.randn(2, 12, 8, generator=generator)
     slopes, position = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.arange(12)
-    geometry = LayerGeometry(0, "alibi", 4, 2, 8, 0.3, alibi_slopes=slopes)
+    geometry = LayerGeometry(0, "alibi", 4, 2, 8, 0.3, soft_cap=cap, alibi_slopes=slopes)
     products = 0.3 * q @ torch.stack([k[0], k[0], k[1], k[1]]).mT
-    scores = products + slopes[:, None, None] * away(position[:, None], position)
-    scores = scores.masked_fill(position[:, None] < position, -torch.inf)
+    bias, hidden = slopes[:, None, None] * away(position[:, None], position), position[:, None] < position
+    scores = ((products if cap is None else cap * (products / cap).tanh()) + bias).masked_fill(hidden, -torch.inf)
     assert prove([geometry], q, k, scores).error < 1e-5
-    with pytest.raises(UnsupportedModelError, match="a positional bias that this package does not know"):
-        prove([replace(geometry, alibi_slopes=1.01 * slopes)], q, k, scores)
-    with pytest.raises(UnsupportedModelError, match="scale, soft cap"):
-        prove([replace(geometry, soft_cap=3.0)], q, k, scores)
+    arctan, inside = 3 * torch.arctan(products / 3) + bias, 3 * torch.tanh((products + bias) / 3)
+    wrong = {
+        "slopes": (replace(geometry, alibi_slopes=1.01 * slopes), scores),
+        "cap": (replace(geometry, soft_cap=3.0), scores),
+        "unknown cap": (geometry, arctan.masked_fill(hidden, -torch.inf)),
+        "bias under the cap": (replace(geometry, soft_cap=3.0), inside.masked_fill(hidden, -torch.inf)),
+    }
+    for draft, of_model in wrong.values():
+        with pytest.raises(UnsupportedModelError, match="cause: scale, a soft cap or a positional bias that this"):
+            prove([draft], q, k, of_model)
 
 
 def test_queries_after_rope_are_recognised(probed):

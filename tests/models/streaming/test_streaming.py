@@ -184,6 +184,19 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
                 model.cfg.window_size = before
 
 
+def test_a_soft_cap_that_changed_after_it_was_proved_is_refused(family_model):
+    model = family_model("gemma2", "bridge")
+    module = model.blocks[1].attn.original_component
+    with streaming(model):
+        held, module.attn_logit_softcapping = module.attn_logit_softcapping, 7.0
+        try:
+            with pytest.raises(UnsupportedModelError, match=r"layer 1: .* soft cap of 7.0, and 50.0 was proved"):
+                model(TOKENS)
+        finally:
+            module.attn_logit_softcapping = held
+        model(TOKENS)
+
+
 def test_long_prompts_are_streamed_and_short_ones_are_not(family_model):
     session = session_of(family_model("llama", "bridge"))
     for choice, n, expected in [(None, LONG + 1, True), (None, LONG, False), (False, LONG + 1, False), (True, 8, True)]:

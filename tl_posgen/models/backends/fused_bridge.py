@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.layers.fused import Attention, Mask, as_mask, finish_of
-from tl_posgen.models.layers.geometry import LayerGeometry, soft_capped
+from tl_posgen.models.layers.fused import Attention, Mask, as_mask, finish_of, scale_of
+from tl_posgen.models.layers.geometry import LayerGeometry
 
 _IMPLEMENTATION = "tl_posgen_streaming"  # its name in transformers' registries
 
-# by Hugging Face's attention module: the bridge's component and what stands in for its attention
-_at_work: WeakKeyDictionary[torch.nn.Module, tuple[Any, Attention]] = WeakKeyDictionary()
+# by Hugging Face's attention module: the bridge's component, what stands in for its attention, its geometry if known
+_at_work: WeakKeyDictionary[torch.nn.Module, tuple[Any, Attention, LayerGeometry | None]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -45,16 +45,17 @@ def fused_bridge(
             component = getattr(block, "attn", None)
             if component is None or not hasattr(component, "hook_attn_scores"):
                 continue
-            attention = attention_of(layer)
+            attention, geometry = attention_of(layer), geometries.get(layer)
             if hasattr(component, "_reconstruct_attention") and hasattr(component, "split_qkv_matrix"):
-                if layer in geometries:
-                    replacement = partial(_from_joint, component, geometries[layer], attention)
+                if geometry is not None:
+                    replacement = partial(_from_joint, component, geometry, attention)
                     stack.enter_context(replaced(component, "_reconstruct_attention", replacement))
             else:
                 for module in component.original_component.modules():
                     if hasattr(module, "_attn"):  # a method of its own, where others look up an implementation
-                        stack.enter_context(replaced(module, "_attn", partial(_from_heads, module, attention)))
-                _at_work[component.original_component] = component, attention
+                        replacement = partial(_from_heads, module, geometry, attention)
+                        stack.enter_context(replaced(module, "_attn", replacement))
+                _at_work[component.original_component] = component, attention, geometry
                 stack.callback(_at_work.pop, component.original_component, None)
                 stack.enter_context(replaced(component, "forward", partial(_run_original, component)))
         yield
@@ -118,7 +119,13 @@ def _from_joint(
 
 
 def _from_heads(
-    module: Any, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Any = None
+    module: Any,
+    geometry: LayerGeometry | None,
+    attention: Attention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any = None,
 ) -> tuple[Tensor, None]:
     """Do what `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
     whole, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
@@ -129,7 +136,8 @@ def _from_heads(
             lambda start, stop: whole.rows(start, stop).to(local.device) & local[:, :, start:stop],
             padding=whole.padding,
         )
-    return attention(q, k, v, seen, attention_scale(module, q.shape[-1])), None
+    finish = None if geometry is None else finish_of(geometry)
+    return attention(q, k, v, seen, attention_scale(module, q.shape[-1]), finish), None
 
 
 def attention_scale(hf_attn: Any, d_head: int) -> float:
@@ -195,9 +203,16 @@ def attention_function(
         raise UnsupportedModelError(
             f"{type(module).__name__} adds a position bias to its scores, which is not streamed"
         )
-    component, attention = _at_work[module]
+    component, attention, geometry = _at_work[module]
+    if geometry is None:  # not proved, or not yet
+        sizes = query.shape[1], key.shape[1], query.shape[-1]
+        geometry = LayerGeometry(0, "none", *sizes, scale_of(query, scaling), soft_cap=softcap)
+    elif softcap != geometry.soft_cap:
+        raise UnsupportedModelError(
+            f"layer {geometry.layer}: transformers gives a soft cap of {softcap}, and {geometry.soft_cap} was proved; "
+            "if the attention module was changed, tl_posgen.check(model) probes it again"
+        )
     if hasattr(component, "hook_rot_q"):
         query, key = component.hook_rot_q(query), component.hook_rot_k(key)
-    finish = None if softcap is None else lambda scores, _distance: soft_capped(scores, softcap)
-    z = attention(query, key, value, attention_mask, scaling, finish, s_aux)
+    z = attention(query, key, value, attention_mask, scaling, finish_of(geometry), s_aux)
     return z.transpose(1, 2).contiguous(), None

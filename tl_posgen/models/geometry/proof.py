@@ -71,6 +71,8 @@ def prove(
     error, best = min(((float(errors(draft).max()), draft) for draft in drafts), key=lambda pair: pair[0])
     if not error <= allowed:  # also when it is not a number
         cause = "a positional bias that this package does not know"
+        if best.distance_bias(0) is not None:  # the diagonal fits whatever is wrong, see `without_row_offsets`
+            cause = f"scale, a soft cap or {cause}, a normalisation of q and k, or hooks that change the scores"
         if not attn_scores[visible].isfinite().all():
             cause = "NaN or inf in the weights"
         elif float(errors(best).diagonal(dim1=-2, dim2=-1).max()) > allowed:  # where RoPE changes nothing
@@ -153,7 +155,7 @@ def without_row_offsets(
     if geometry.distance_bias(0) is None:
         return attn_scores
     own = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
-    unbiased = geometry.scale * (rotated_q * rotated_k[:, own]).sum(-1)
+    unbiased = geometry.capped(geometry.scale * (rotated_q * rotated_k[:, own]).sum(-1))
     offset = attn_scores.gather(-1, own[None, :, None].expand(len(attn_scores), -1, 1))[..., 0] - unbiased
     return attn_scores - offset.where(offset != -torch.inf, 0.0)[..., None]
 

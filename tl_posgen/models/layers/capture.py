@@ -246,7 +246,7 @@ def scores_from(
     rows: Real[Tensor, " query"] | None = None,
     keys: Real[Tensor, " pos"] | None = None,
 ) -> Float[Tensor, "head query pos"]:
-    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)), -inf where key j is invisible to query i.
+    """score_ij = cap(scale <R_i q_i, R_j k_j>) + slope (j - i), -inf where key j is invisible to query i.
 
     Args:
         rows: the positions of these queries; those of the keys if left out.

@@ -231,7 +231,7 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
 
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:
-    """Return a function that adds the soft cap and ALiBi of a layer; None without them."""
+    """Return what makes a layer's scores of scale <q, k>; None where these are its scores."""
     return None if geometry.bilinear else geometry.finish
 
 

@@ -15,7 +15,10 @@ Encoding = Literal["rotary", "alibi", "absolute", "none"]
 
 @dataclass(frozen=True)
 class LayerGeometry:
-    """score_ij = cap(scale <R_i q_i, R_j k_j> + slope (j - i)) for j <= i and, in a window layer, i - j < window.
+    """score_ij = cap(scale <R_i q_i, R_j k_j>) + slope (j - i) for j <= i and, in a window layer, i - j < window.
+
+    The cap comes before the bias, as in TransformerLens; no model that has both the other way round is known.
+    `capped` and `distance_bias` are the two terms, `finish` is what all scores are made by: another term belongs there.
 
     Attributes:
         layer: index of the layer in the model.
@@ -48,8 +51,22 @@ class LayerGeometry:
 
     @property
     def bilinear(self) -> bool:
-        """Tell whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
-        return self.soft_cap is None and self.alibi_slopes is None
+        """Tell whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed.
+
+        It is where `finish` returns what it is given.
+        """
+        products = torch.zeros(self.n_heads, 1, 1, device="cpu")
+        return self.finish(products, 0) is products
+
+    @property
+    def has_cap(self) -> bool:
+        """Tell whether `capped` returns something else than what it is given."""
+        products = torch.zeros(1, device="cpu")
+        return self.capped(products) is not products
+
+    def capped(self, products: Float[Tensor, "*pair"]) -> Float[Tensor, "*pair"]:
+        """c tanh(products / c); the products themselves where there is no cap."""
+        return products if self.soft_cap is None else self.soft_cap * torch.tanh(products / self.soft_cap)
 
     def distance_bias(
         self, distance: int | float | Real[Tensor, "*pair"], heads: Iterable[int] | None = None
@@ -72,17 +89,16 @@ class LayerGeometry:
         distance: int | float | Real[Tensor, "query key"],
         heads: Iterable[int] | None = None,
     ) -> Float[Tensor, "*batch head query key"]:
-        """cap(products_ij - slope d_ij): the scores that the layer makes of scale <q, k> for pairs d_ij apart.
+        """cap(products_ij) - slope d_ij: the scores that the layer makes of scale <q, k> for pairs d_ij apart; the
+        products themselves where it adds nothing.
 
         Args:
             heads: all of the layer's if left out.
         """
         if isinstance(distance, Tensor) and self.alibi_slopes is not None:
             distance = distance.to(torch.promote_types(products.dtype, torch.float32))
-        bias = self.distance_bias(distance, heads)
-        if bias is not None:
-            products = products + bias.to(products).view(-1, *(bias.shape[1:] or (1, 1)))
-        return soft_capped(products, self.soft_cap)
+        scores, bias = self.capped(products), self.distance_bias(distance, heads)
+        return scores if bias is None else scores + bias.to(scores).view(-1, *(bias.shape[1:] or (1, 1)))
 
     def key_head(self, head: int) -> int:
         return head // (self.n_heads // self.n_key_value_heads)
@@ -103,11 +119,6 @@ class LayerGeometry:
 def in_window(distance: Int[Tensor, "query key"], window: int | None) -> Bool[Tensor, "query key"]:
     """0 <= d, and d < window where there is one."""
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
-
-
-def soft_capped(scores: Float[Tensor, "*batch query key"], cap: float | None) -> Float[Tensor, "*batch query key"]:
-    """c tanh(score / c); the scores themselves where there is no cap."""
-    return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
 class ContextLimit(NamedTuple):

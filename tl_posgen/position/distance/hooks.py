@@ -30,7 +30,7 @@ def at_dummy_distance(
     layers: Sequence[int] | None = None,
     heads: Any = None,
 ) -> HookList:
-    """score_ij <- cap(scale <R_d q_i, R_0 k_j> - slope d): every pair of the chosen heads at distance d, not i - j.
+    """score_ij <- cap(scale <R_d q_i, R_0 k_j>) - slope d: every pair of the chosen heads at distance d, not i - j.
 
     Args:
         distance: one number d0 for all pairs, a matrix [query, key], or a function of the matrix i - j. All but the
