@@ -51,18 +51,13 @@ REAL_LINES = (
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
-OF_ONE_PASS = ("position 1", "position 1b", "position 4", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "position 3", "position 4", "position 7a")
 OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
-OF_PLANES = {  # planes by quarters, and no gap but of 1.5 training contexts
-    name: f"frequencies {SMALL_CUT} --groups quarters --gaps {gap}"
-    for name, gap in {REAL[0]: 12288, REAL[1]: 49152, QWEN: 49152}.items()
-}
-REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES, LARGE: OF_ONE_PASS}
+REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES}
 SINGLE_CLAIMS = (
     *((name, "position 2b") for name in REAL),
-    *((QWEN, one) for one in ("slash 2", "slash 4", "position 5", "coupling 5")),
+    *((QWEN, one) for one in ("slash 2", "slash 4")),
 )
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
@@ -179,10 +174,7 @@ PARTS = {
     f"{QWEN} nulls": Part(
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
-    **{f"{name} commands": Part(name, {"lines": (*REAL_LINES, OF_PLANES[name])}, timed) for name in (*REAL, QWEN)},
-    f"{LARGE} commands": Part(
-        LARGE, {"lines": (REAL_LINES[0], *(f"{name} {SMALL_CUT}" for name in ("substitute", "slash")))}, timed
-    ),
+    **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()

@@ -139,7 +139,7 @@ class PlaneUse(Measure):
         "variance_share": Variable.share(
             "share of the variance", "of s_m over the keys of a query, over planes", BY_PLANE
         ),
-        "sink": Variable.share("attention to the first token", "mean over queries from 8 on", HEAD),
+        "sink": Variable.share("attention to the first token, from query 8 on", "mean over queries from 8 on", HEAD),
         "sink_lift": Variable(
             "lift of the first token", "logits", "s_m(i, 0) - E_j s_m(i, j), by plane", BY_PLANE, interval=True
         ),

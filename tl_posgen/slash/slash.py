@@ -79,7 +79,7 @@ class Slash(Dominance):
         ),
         "entropy": Variable("entropy of attention", "nats", "E_i of - sum_j S_ij log S_ij", PER_HEAD, interval=True),
         "first_token": Variable.share(
-            "attention to the first token", "E_i S_i0 over all queries, the first itself too"
+            "attention to the first token, its own too", "E_i S_i0 over all queries, the first itself too"
         ),
         "slash_score": Variable.share(
             "slash score", "highest over D < N/2", headline="slash_score", short="slash", beside="slash_distance"

@@ -76,7 +76,7 @@ def _draw_atlas(result: Any) -> go.Figure:
     inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
     titles = (
         "position: distance alone or with query",
-        "content: key<br>alone or with query",
+        "content:<br>key alone<br>or with query",
         "interaction:<br>key with distance",
     )
     axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
