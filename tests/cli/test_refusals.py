@@ -55,6 +55,7 @@ REFUSED = {
     ),
     "too many null seeds": (["analyze", "--null-seeds", "0-99999999999"], "write a shorter range"),
     "no checkpoint for claims": (["claims", "--checkpoints", "nowhere"], "nowhere: not a checkpoint"),
+    "two checkpoints that are none": (["claims", "--checkpoints", "a", "--checkpoints", "b"], "a: not a checkpoint"),
     "a checkpoint without a tokenizer": (["emerge", CHECKPOINT], "give --tokenizer"),
     "a model without a tokenizer": (["analyze", "--model", CHECKPOINT], "no tokenizer; give --tokenizer, a directory"),
     "coupling between one token": (["token-coupling", "--tokens=-1"], "give two positions"),

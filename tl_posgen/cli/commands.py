@@ -103,7 +103,9 @@ def run(words: Sequence[str]) -> int:
         measures = [one.replace("_", "-") for one in measurable()]
         raise InputError(none_such("command", name, list(dict.fromkeys([*WRITTEN, *COMMANDS, *measures]))))
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    if twice := next((one for one in options if options.count(one) > 1), None):
+    known = inspect.signature(WRITTEN[name]).parameters.values() if name in WRITTEN else ()
+    lists = {f"--{one.name}" for one in known if "list[" in str(one.annotation)}  # which are given once for each entry
+    if twice := next((one for one in options if options.count(one) > 1 and one not in lists), None):
         raise InputError(f"{twice} is given twice; give it once, several values as in 1,2")
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
