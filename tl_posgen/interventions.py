@@ -71,6 +71,7 @@ class Interventions(Measure):
     Attributes:
         control: the condition that takes away all that is asked about: with one, `recovered` and the table have the
             share of its rise that another condition avoids, (L(control) - L) / (L(control) - L(unchanged)).
+        edits_all_layers: whether conditions may edit layers that were not chosen; elsewhere such hooks are refused.
 
     Source: ours
 
@@ -90,6 +91,7 @@ class Interventions(Measure):
     one_length = True
     rows = ("condition",)
     control = ""
+    edits_all_layers = False
     variables = {"loss": Variable("loss", "nats", "per token", ("condition", "prompt"), headline="loss")}
     whole_model = frozenset({"rise"})
     figures = {
@@ -142,8 +144,8 @@ class Interventions(Measure):
             is_something_else = type(self).under is not Interventions.under and not isinstance(hooks, list | tuple)
             if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
                 made[name] = hooks
-        is_chosen = any(choice is not None for choice in run.where.values())
-        chosen = select_heads(run.session, **run.where)
+        is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
+        chosen = select_heads(run.session, **run.where) if is_chosen else {}
         for name, hooks in made.items() if is_chosen else ():
             if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
                 raise InputError(

@@ -116,7 +116,10 @@ def by_size() -> Any:
                 ),
             )
     panels.figure.update_xaxes(
-        type="log", tickvals=[1.35e8, 2.7e8, 6.3e8, 1.78e9], ticktext=["135M", "270M", "0.5B", "1.5B"]
+        type="log",
+        range=[8.05, 9.32],
+        tickvals=[1.35e8, 2.7e8, 6.3e8, 1.78e9],
+        ticktext=["135M", "270M", "0.5B", "1.5B"],
     )
     panels.figure.update_yaxes(rangemode="tozero")
     title = "SmolLM2, Gemma 3, Qwen2.5-Coder 0.5B and 1.5B"

@@ -30,7 +30,10 @@ def test_what_cannot_be_analysed_is_refused_before_anything_is_written(refused_a
 
 
 REFUSED = {
-    "an option that is given twice": (["gap", "--gaps", "0", "--gaps=4"], "--gaps is given twice; give it once"),
+    "an option that is given twice": (
+        ["gap", "--gaps", "0", "--gaps=4"],
+        "--gaps is given twice; give it once, a list",
+    ),
     "a ratio that is no number": (["perturb", "--ratios", "many"], "--ratios"),
     "a distance that no prompt reaches": (["slash", "--distances", "60"], "60"),
     "a checkpoint that does not exist": (["emerge", "nowhere"], "nowhere"),

@@ -160,7 +160,7 @@ def test_what_other_code_of_this_package_kept_is_measured_anew(model, tmp_path, 
     """What is built in has the package's code in its key, as a version that is not released says little."""
     kept = Parts(tmp_path)
     tl_posgen.analyze(model, TOKENS, keep=kept, **RUN)
-    monkeypatch.setattr("tl_posgen.core.store.own_code", lambda: "other code")
+    monkeypatch.setattr("tl_posgen.core.store.PACKAGE", "other code")
     again = Parts(tmp_path)
     tl_posgen.analyze(model, TOKENS, keep=again, **RUN)
     assert not {*kept.files} & {*again.files}

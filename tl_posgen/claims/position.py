@@ -214,8 +214,8 @@ POSITION = [
         "position 5b",
         "Downstream scores hardly change with up to 5 % of the words swapped, and do with more than 10 % (figures of a "
         "third-party summary).",
-        "cloze accuracy falls by at most {slight} at 5 % and by more at 10 %, by the ends of the intervals: held; the "
-        "first alone: partly; accuracy in order has to be beyond the null and chance",
+        "cloze accuracy, from 0 to 1, falls by at most {slight} at 5 % and by more at 10 %, by the ends of the "
+        "intervals: held; the first alone: partly; accuracy in order has to be beyond the null and chance",
         ("perturbation",),
         _cloze,
         _no_cloze,

@@ -9,7 +9,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, RepeatArgumentError, UnusedCliTokensError
 from cyclopts.validators import Number
 
 from tl_posgen.cli.options import (
@@ -102,17 +102,14 @@ def run(words: Sequence[str]) -> int:
 
         measures = [one.replace("_", "-") for one in measurable()]
         raise InputError(none_such("command", name, list(dict.fromkeys([*WRITTEN, *COMMANDS, *measures]))))
-    options = [word.partition("=")[0] for word in words if word.startswith("--")]
-    known = inspect.signature(WRITTEN[name]).parameters.values() if name in WRITTEN else ()
-    lists = {f"--{one.name}" for one in known if "list[" in str(one.annotation)}  # which are given once for each entry
-    if twice := next((one for one in options if options.count(one) > 1 and one not in lists), None):
-        raise InputError(f"{twice} is given twice; give it once, several values as in 1,2")
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
         if isinstance(error.__cause__, PosgenError):  # of a converter
             raise error.__cause__ from error
         told = str(error)
+        if isinstance(error, RepeatArgumentError):
+            told = f"{error.token.keyword} is given twice; give it once, a list as in 1,2"
         if isinstance(error, UnusedCliTokensError):
             told = f"{' '.join(error.unused_tokens or ())}: no option takes this word; write several values as in 1,2"
         raise InputError(f"{told} (tl-posgen {name} --help lists what there is)") from error
@@ -130,7 +127,7 @@ def app_for(words: Sequence[str] = ()) -> App:
         "sources, variance and others; `tl-posgen measures` lists them.",
         version=f"tl-posgen {version('tl-posgen')}",
         help_format="plaintext",
-        default_parameter=Parameter(allow_repeating=True),  # the last one counts
+        default_parameter=Parameter(allow_repeating=False),  # but of lists, which have an entry each time
     )
     asked = "".join(words[:1])
     for name, function in WRITTEN.items():

@@ -255,6 +255,7 @@ def option(
         more |= {"converter": partial(_read, annotation if of_measure else plain), "n_tokens": 1}
     can_be_off = is_flag and (default is not False or of_measure)
     more["negative"] = f"--no-{name.replace('_', '-')}" if can_be_off else ()
+    more |= {"allow_repeating": True} if "list[" in str(plain) and not of_measure else {}
     annotation = Annotated[annotation, Parameter(**{"help": words, "show_default": shown} | more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -203,11 +203,14 @@ class Measure:
         DEFINED[cls.name] = cls
 
     def __post_init__(self) -> None:
-        annotations = {} if "__dataclass_fields__" in vars(type(self)) else inspect.get_annotations(type(self))
-        if options := [name for name, kind in annotations.items() if "ClassVar" not in str(kind)]:
-            raise InputError(
-                f"measure {self.name}: {options[0]} is no option of it; put @dataclass(frozen=True) above the class"
-            )
+        for kind in type(self).__mro__:  # up to this class, whose names are of the class
+            annotations = inspect.get_annotations(kind) if issubclass(kind, Measure) and kind is not Measure else {}
+            known = {*vars(kind).get("__dataclass_fields__", ()), *inspect.get_annotations(Measure)}
+            if options := [one for one, of in annotations.items() if "ClassVar" not in str(of) and one not in known]:
+                raise InputError(
+                    f"measure {self.name}: {options[0]} is no option of it; put @dataclass(frozen=True) above "
+                    f"{kind.__name__}"
+                )
         check_options(self, self.name)
 
     def options(self) -> dict[str, Any]:

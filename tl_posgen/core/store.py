@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from time import perf_counter, time
@@ -36,6 +35,7 @@ from tl_posgen.models.provenance import fingerprint, versions
 from tl_posgen.models.session import Session
 
 _STARTED = time()
+_OURS = Measure.__module__.partition(".")[0]
 WORTH_KEEPING = 0.2  # seconds that a condition must have taken to be kept
 
 
@@ -46,8 +46,7 @@ def key_of(configuration: Mapping[str, Any]) -> str:
         >>> key_of({"length": 8, "seed": 0}) == key_of({"seed": 0, "length": 8}) != key_of({"seed": 1, "length": 8})
         True
     """
-    made_by = {"versions": versions(), "package": own_code()}
-    text = json.dumps({**configuration, **made_by}, sort_keys=True, default=str)
+    text = json.dumps({**configuration, "versions": versions(), "package": PACKAGE}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -71,16 +70,9 @@ def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
         ) from error
 
 
-@cache
-def own_code() -> str:
-    """Return sixteen letters of this package's source; of a process after whose start it was changed, the time of the
-    start, as other code may be at work."""
-    return _source_of(Measure.__module__.partition(".")[0]) or f"changed since {_STARTED}"
-
-
 def code_of(measure: Measure) -> str | None:
     """Return sixteen letters of the source of a measure that is not built in: all Python files of the packages that its
-    classes are of, or their files where these are in none. "" for a built-in one, see `own_code`.
+    classes are of, or their files where these are in none. "" for a built-in one, see `PACKAGE`.
 
     None where that is not to be had: a class of a notebook, or a file that was changed after this process began, so
     that other code may be at work. What these files import from elsewhere is not looked at.
@@ -88,21 +80,27 @@ def code_of(measure: Measure) -> str | None:
     if measure.name in BUILT_IN:
         return ""
     tops = {kind.__module__.partition(".")[0] for kind in type(measure).__mro__}
-    codes = [_source_of(top) for top in sorted(tops - {Measure.__module__.partition(".")[0]} - sys.stdlib_module_names)]
-    return None if None in codes else hashlib.sha256("".join(map(str, codes)).encode()).hexdigest()[:16]
+    files = [file for top in sorted(tops - {_OURS} - sys.stdlib_module_names) for file in _files_of(top)]
+    is_known = all(file.is_file() and file.stat().st_mtime < _STARTED for file in files)
+    return _digest_of(files) if is_known else None
 
 
-def _source_of(top: str) -> str | None:
-    """Return sixteen letters of the Python files of a package or module; None where they are not to be had, or were
-    changed after this process began."""
-    module, digest = sys.modules.get(top), hashlib.sha256()
+def _files_of(top: str) -> list[Path]:
+    """Return the Python files of a package, or the file of a module, which may not be there."""
+    module = sys.modules.get(top)
     name, folders = getattr(module, "__file__", None), getattr(module, "__path__", ())
-    files = [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))] or [Path(name or "")]
-    if not all(file.is_file() and file.stat().st_mtime < _STARTED for file in files):
-        return None
+    return [file for folder in folders for file in sorted(Path(folder).rglob("*.py"))] or [Path(name or "")]
+
+
+def _digest_of(files: Sequence[Path]) -> str:
+    """Return sixteen letters of the names and the content of files."""
+    digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name} {file.stat().st_size} ".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+PACKAGE = _digest_of([file for file in _files_of(_OURS) if file.is_file()])  # this package's source, as it is imported
 
 
 def _with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]) -> dict[str, Any] | None:

@@ -108,6 +108,7 @@ class Recall(Interventions):
     hits: Threshold = 0.1
     n_draws: Count = 2
 
+    edits_all_layers = True
     question = "Which planes does recall need?"
     matrices = 7
     variables = {

@@ -128,6 +128,7 @@ class BandAblation(Dominance, Interventions):
     schemes: Sequence[Scheme] = ("thirds",)
 
     words = WORDS
+    edits_all_layers = True
     question = "Which frequencies does the running model need?"
     after = (Slash,)
     matrices = 10

@@ -16,7 +16,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.options import Count, Within, check_options, with_options
-from tl_posgen.core.store import code_of, in_file_name, own_code
+from tl_posgen.core.store import PACKAGE, code_of, in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.loading.load import Pretrained
@@ -270,8 +270,13 @@ class Study:
         """All that every job depends on beside its model and text, JSON-ready; models and texts may be added."""
         measures = {measure.name: measure.options() for measure in registry.requested(self.measures)}
         code = {"code": self.code} if self.code else {}
-        made_by = {"versions": versions(), "package": own_code()}
+        made_by = {"versions": versions(), "package": self.package}
         return {"study": self.name, "measures": measures, **code, **self.cut, **made_by}
+
+    @cached_property
+    def package(self) -> str:
+        """The code of this package; it travels with the jobs."""
+        return PACKAGE
 
     @cached_property
     def code(self) -> dict[str, str]:

@@ -227,8 +227,10 @@ def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], 
         settings = of_file if settings is None else settings
         for key, now in settings.items():
             if (then := of_file.get(key)) != now:
-                held = f"out: {out} holds a study with {key} {then}"
-                raise InputError(f"{held}, and this one has {now}; give another --out")
+                held = f"out: {out} holds a study with {key} {then}, and this one has {now}"
+                if key == "package":
+                    held = f"out: {out} holds a study that other code of tl_posgen has measured"
+                raise InputError(f"{held}; give another --out")
         place = tuple(provenance["job"])
         if place in expected and expected[place].identity != provenance["identity"]:
             changed = "with other weights, text, tokenizer, dtype, device or backend than it has now"

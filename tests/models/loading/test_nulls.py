@@ -5,6 +5,7 @@ import copy
 import random
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.conversion.convert import hooked_parts, snapshot
+from tl_posgen.models.geometry.differences import first_difference
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.null_kinds import shuffled_like
 from tl_posgen.models.loading.random_init import random_like
@@ -242,9 +244,25 @@ def test_a_null_model_that_does_something_else_with_positions_is_refused(family_
         block.attn.attn_scale = 1.0  # which its cfg does not say
     assert session_of(model).found()[0].geometry.scale == pytest.approx(1)
     with pytest.raises(
-        InputError, match=r"random init \(seed 3\) of .* is no null model .*: its layer 0 has scale .* 1\.0"
+        InputError,
+        match=r"random init \(seed 3\) of .* is no null model .*: its layer 0 has scale 0\.354 where the model has 1",
     ):
         tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(3,), shuffled_seeds=(), progress=False)
+
+
+def test_a_model_that_was_cast_has_null_models(family_directory):
+    model = load_model(family_directory("llama"), "bridge").to(torch.bfloat16)  # with the frequencies of its RoPE
+    assert len(list(NullModels(model, [0], [0]).models())) == 2
+
+
+def test_other_frequencies_are_another_geometry(llama):
+    here = session_of(llama).found()
+    rope = here[0].geometry.rope
+    slow = replace(rope, inv_freq=torch.cat([rope.inv_freq[:-1], rope.inv_freq[-1:] * 1.1]))
+    there = [replace(one, geometry=replace(one.geometry, rope=slow, error=1.0, sinks=True)) for one in here]
+    assert re.fullmatch(r"layer 0 has rope \S+ where the model has \S+", first_difference(here, there))
+    alike = [replace(one, geometry=replace(one.geometry, error=1.0, sinks=True)) for one in here]
+    assert first_difference(here, alike) == ""
 
 
 def test_kinds_of_null_models_are_these_alone(llama):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ class LayerGeometry:
     sinks: bool = False
     error: float | None = None
 
-    @property
+    @cached_property
     def bilinear(self) -> bool:
         """Tell whether the score is scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed.
 
@@ -58,7 +59,7 @@ class LayerGeometry:
         products = torch.zeros(self.n_heads, 1, 1, device="cpu")
         return self.finish(products, 0) is products
 
-    @property
+    @cached_property
     def has_cap(self) -> bool:
         """Tell whether `capped` returns something else than what it is given."""
         products = torch.zeros(1, device="cpu")

@@ -165,6 +165,7 @@ class Substitution(Interventions):
     sink_share: Share = 0.1
 
     usual_prompts = 16
+    edits_all_layers = True
     question = "Does the model run on position + content?"
     matrices = 26
     control = _UNIFORM
