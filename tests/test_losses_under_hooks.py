@@ -216,14 +216,14 @@ def test_hooks_beyond_the_chosen_heads_are_refused(mini, where):
     assert Deaf()(mini, bundled_text(), null_seeds=(), **CUT, layers=0).own.sizes["condition"] == 2
 
 
-BUILT_IN = [name for name, kind in KINDS.items() if issubclass(kind, Interventions) and name != "bias_ablation"]
+BUILT_IN = [name for name, kind in KINDS.items() if issubclass(kind, Interventions)]
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_intervention_of_the_package_runs_with_chosen_layers(mini, name):
+def test_every_intervention_of_the_package_runs_with_chosen_layers(small_model, name):
     measure = KINDS[name].with_options(OPTIONS.get(name, {}))
     cut = {"length": 48, "n_prompts": 2, "null_seeds": (), "shuffled_seeds": (), "progress": False}
-    assert name in tl_posgen.analyze(mini, bundled_text(), measures=[measure], layers=[1], **cut)
+    assert name in tl_posgen.analyze(small_model, bundled_text(), measures=[measure], layers=[1], **cut)
 
 
 def test_shares_of_a_control_that_costs_nothing_are_not_defined(mini):

@@ -61,6 +61,7 @@ class BiasAblation(Interventions):
         no layer of this model has biases of queries or keys (none, or all are zero)
     """
 
+    edits_all_layers = True
     question = "What do the biases of queries and keys cost, and how much position is left without them?"
     matrices = 9
     variables = {
