@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -175,7 +176,7 @@ def test_a_pass_whose_geometry_changed_is_refused_with_the_layer(backend, family
         else:
             held = session_of(model).streamed.by.geometries
             before = held[1]
-            held[1] = type(before)(**{**vars(before), "window": 3})
+            held[1] = replace(before, window=3)
         try:
             with pytest.raises(UnsupportedModelError, match=r"L[01]H\d, query \d+ of 40"):
                 model(tokens)
