@@ -192,7 +192,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
     )
     made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
     made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
-    made.filters |= {"cell": measure_pages.in_table, "unbroken": lambda text: text.replace(" ", "&nbsp;")}
+    made.filters |= {"cell": measure_pages.in_table, "unbroken": lambda text: text.replace(" ", "\u00a0")}
     made.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
