@@ -80,9 +80,9 @@ def _draw_atlas(result: Any) -> go.Figure:
         "interaction:<br>key with distance",
     )
     axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
-    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.12, "yanchor": "top", "orientation": "h"})
+    figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.17, "yanchor": "top", "orientation": "h"})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
-    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=640).update_layout(margin_b=90)
+    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=640).update_layout(margin_b=120)
 
 
 def _draw_places(result: Any) -> go.Figure:
