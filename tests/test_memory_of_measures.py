@@ -8,6 +8,7 @@ from transformers import Qwen2Config
 
 import tl_posgen
 from tl_posgen.core import registry
+from tl_posgen.frequencies.gap import Gap
 from tl_posgen.joining import Profiles
 from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
@@ -19,7 +20,9 @@ FORMED = 5  # matrices that a pass which is not streamed holds beside those of t
 HEADS, LENGTH = 16, 192
 ROWS = ("SCORES_AT_ONCE", 2**12)
 SHORTER = {  # at which one matrix more than declared is found as at `LENGTH`
-    **dict.fromkeys(("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation"), 96),
+    **dict.fromkeys(
+        ("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation", "gap"), 96
+    ),
     **{"band_ablation": 96, "substitution": 64, "profiles": 64, "rules": 64},
 }
 PROMPTS = {"length_extrapolation": 2, "rules": 2}  # at least
@@ -43,6 +46,7 @@ def request_of(name, n):
         ),
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "profiles": Profiles(metrics="literature"),
+        "gap": Gap(gaps=[0, 4 * n]),
         "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budget=32),
     }
     return registry.measure_from(options.get(name, name))
