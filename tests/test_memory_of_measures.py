@@ -20,9 +20,7 @@ FORMED = 5  # matrices that a pass which is not streamed holds beside those of t
 HEADS, LENGTH = 16, 192
 ROWS = ("SCORES_AT_ONCE", 2**12)
 SHORTER = {  # at which one matrix more than declared is found as at `LENGTH`
-    **dict.fromkeys(
-        ("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation", "gap"), 96
-    ),
+    **dict.fromkeys(("residual", "perturbation", "plane_perturbation", "dummy_distance", "length_extrapolation"), 96),
     **{"band_ablation": 96, "substitution": 64, "profiles": 64, "rules": 64},
 }
 PROMPTS = {"length_extrapolation": 2, "rules": 2}  # at least
