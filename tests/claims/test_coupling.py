@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from judged import CLAIMS, FAR, NEEDS, MadeUp, at_each, without_intervals
+from judged import CLAIMS, FAR, MadeUp, at_each, needs_of, without_intervals
 from made_up import around, dataset_of
 
 from tl_posgen.claims import judge
@@ -94,9 +94,8 @@ def test_a_verdict_is_given_at_its_thresholds_and_no_longer_just_beyond(name, ow
     assert PAPER.judged(name, own, nulls).verdict == verdict
 
 
-@pytest.mark.parametrize("need", NEEDS)
-@pytest.mark.parametrize("name", MADE)
-def test_a_verdict_needs(name, need):
+@pytest.mark.parametrize(("need", "name"), needs_of(PAPER))
+def test_a_verdict_needs(need, name):
     need(PAPER, name)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import xarray as xr
-from judged import CLAIMS, FAR, NAN, NEEDS, MadeUp, at_each
+from judged import CLAIMS, FAR, NAN, MadeUp, at_each, needs_of
 from made_up import around, dataset_of, result_of
 
 from tl_posgen.claims import judge
@@ -157,9 +157,8 @@ def test_a_verdict_is_given_at_its_thresholds_and_no_longer_just_beyond(name, ow
     assert PAPER.judged(name, own, nulls).verdict == verdict
 
 
-@pytest.mark.parametrize("need", NEEDS)
-@pytest.mark.parametrize("name", MADE)
-def test_a_verdict_needs(name, need):
+@pytest.mark.parametrize(("need", "name"), needs_of(PAPER))
+def test_a_verdict_needs(need, name):
     need(PAPER, name)
 
 

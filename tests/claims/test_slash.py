@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from judged import FAR, NEEDS, MadeUp, at_each
+from judged import FAR, MadeUp, at_each, needs_of
 from made_up import around, dataset_of
 
 from tl_posgen.rope.frequency_bands import BANDS
@@ -154,9 +154,8 @@ def test_a_verdict_is_given_at_its_thresholds_and_no_longer_just_beyond(name, ow
     assert PAPER.judged(name, own, nulls).verdict == verdict
 
 
-@pytest.mark.parametrize("need", NEEDS)
-@pytest.mark.parametrize("name", MADE)
-def test_a_verdict_needs(name, need):
+@pytest.mark.parametrize(("need", "name"), needs_of(PAPER))
+def test_a_verdict_needs(need, name):
     need(PAPER, name)
 
 
