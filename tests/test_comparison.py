@@ -79,6 +79,16 @@ def test_differences_are_those_of_the_reports(intact, ablated):
     assert float(abs(change.sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
 
 
+def test_the_frame_has_both_values_the_change_and_its_interval(intact, ablated):
+    rows = compared(intact, ablated).frame().query("number == 'three_axis_r'").reset_index(drop=True)
+    for side, report in {"first": intact, "second": ablated}.items():
+        np.testing.assert_allclose(rows[f"value, {side}"], report["three_axis"].frame()["r"], atol=1e-12)
+    np.testing.assert_allclose(rows["change"], rows["value, second"] - rows["value, first"], atol=1e-12)
+    assert (rows["change, low"] <= rows["change"]).all()
+    assert (rows["change"] <= rows["change, high"]).all()
+    assert (rows["change, low"] < rows["change, high"]).any()
+
+
 def test_heads_are_chosen_by_the_change_of_a_number_as_the_reports_frame_calls_it(intact, ablated):
     report = tl_posgen.compare(intact, ablated)
     before, after = (one.frame().set_index(["layer", "head"])["three_axis_r"] for one in (intact, ablated))

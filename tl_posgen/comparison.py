@@ -166,7 +166,8 @@ def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_s
     found: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
     if one_shape:
         n_lost = at_init(known ^ also, TRAINED).sum(HEAD)
-        found |= {"change": _change(one, other, paired), "n_lost": n_lost}
+        values = xr.concat([_of_model(one), _of_model(other)], xr.Variable("report", np.array(SIDES)))
+        found |= {"change": _change(one, other, paired), "value": values, "n_lost": n_lost}
         one, other = one.where(known & also), other.where(known & also)
     found["mean_change"] = _change(mean_over(one, HEAD), mean_over(other, HEAD), paired)
     return xr.Dataset(found)
@@ -217,6 +218,7 @@ class Comparison(Measure):
         "mean": Variable("mean over heads", "", "of both reports", ("report", "number")),
         "mean_change": Variable("change of the mean", "", "over heads that both have", ("end", "number")),
         "change": Variable("change", "", "second - first", ("end", "number", *HEAD)),
+        "value": Variable("value", "", "of both reports", ("report", "number", *HEAD)),
         "n_lost": Variable("heads on one side", "", "that have this number", ("number",)),
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),

@@ -191,6 +191,12 @@ def analysis(part: Part) -> Mapping[str, Any]:
     )
 
 
+def beyond_training(part: Part) -> Mapping[str, Any]:
+    """Measure what the settings name on prompts longer than the model's context, which bridges take."""
+    model = tl_posgen.load_model(str(path_of(part.model)) if MODELS[part.model][0] else part.model, backend="bridge")
+    return tl_posgen.analyze(model, text_of(part.model), **{**CUT, **NULL, **part.settings})
+
+
 def one_by_one(part: Part) -> Mapping[str, Any]:
     """Run every measure alone, and time it and the forward passes of the same prompts."""
     import torch

@@ -11,10 +11,11 @@ from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
 
 SHOWN = "measures"  # the part whose numbers these pages show
-PARTS = {  # of measures that its model does not allow, others -> their models
+PARTS = {  # whose numbers the pages show -> their models; of two that measured the same, the later one
     "Qwen2.5-Coder-0.5B-Instruct biases": "Qwen2.5-Coder-0.5B-Instruct",
     "SmolLM2-135M-Instruct gap": "SmolLM2-135M-Instruct",
     SHOWN: "SmolLM2-135M-Instruct",
+    "mini length": "mini",  # trained on 256 tokens: three times as many are soon measured
 }
 MOST_FINDINGS = 1
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them

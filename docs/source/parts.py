@@ -5,6 +5,7 @@ from making import (
     OPTIONS,
     Part,
     analysis,
+    beyond_training,
     by_dtype,
     claims,
     commands,
@@ -57,7 +58,7 @@ OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
 REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES}
 SINGLE_CLAIMS = (
     *((name, "position 2b") for name in REAL),
-    *((QWEN, one) for one in ("slash 2", "slash 4")),
+    *((QWEN, one) for one in ("slash 2", "slash 4", "position 5")),
 )
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
@@ -89,6 +90,9 @@ PARTS = {
     "commands": Part("mini", {"lines": LINES}, commands),
     "demo results": Part("mini", {"length": 512, "measures": ("variance", "three_axis", "mean_key", "loss")}, analysis),
     "measures": Part(REAL[0], {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
+    "mini length": Part(
+        "mini", {"measures": ("length_extrapolation",), "length": None, "n_prompts": 4}, beyond_training, found_by_each
+    ),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in (*REAL, QWEN, LARGE)},

@@ -36,17 +36,17 @@ WRITTEN = HERE / "results.csv"
 def rows_of(name: str, model: Any, text: str, times: int, n_prompts: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each edit, without windows and with them."""
     inside = int(model.cfg.n_ctx)
-    measure = LengthExtrapolation(inside=inside, times=times, conditions=("vanilla",))
+    measure = LengthExtrapolation(inside=inside, times=times, conditions=("unchanged",))
     for windows in (False, True):
         intact = np.zeros(n_prompts)
         for edit in EDITS if windows else (*EDITS, *FROZEN):
             hooks = edit_scores(model, inside, edit, windows=windows)
             how = {"n_prompts": n_prompts, "null_seeds": (), "progress": False}
             found = measure(model, text, fwd_hooks=hooks, **how)
-            losses = found.own["segment_loss"].sel(condition="vanilla").transpose("prompt", "segment").values
+            losses = found.own["segment_loss"].sel(condition="unchanged").transpose("prompt", "segment").values
             rise = losses[:, 1:].mean(1) - losses[:, 0]
             intact = rise if edit == "intact" else intact
-            numbers = measure.beyond(found.numbers, "vanilla")
+            numbers = measure.beyond(found.numbers, "unchanged")
             row = {"model": name, "times": times, "windows": windows, "edit": edit, "prompts": n_prompts}
             row |= {"loss_inside": losses[:, 0].mean(), "loss_beyond": losses[:, 1:].mean()}
             for column, values in {"rise": rise, "more": rise - intact}.items():

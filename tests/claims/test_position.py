@@ -90,9 +90,9 @@ def cloze_of(few=0.795, many=0.7, whole=0.8, half=0.01):
     return dataset_of(texts, condition=["words"], ratio=[0, 0.05, 0.2])
 
 
-def beyond(vanilla=0.5, lm_infinite=1.0):
+def beyond(unchanged=0.5, lm_infinite=1.0):
     """Of ten heads, the share whose outputs are within the noise level beyond the training length, by condition."""
-    within = {"vanilla": vanilla} | ({} if lm_infinite is None else {"lm_infinite": lm_infinite})
+    within = {"unchanged": unchanged} | ({} if lm_infinite is None else {"lm_infinite": lm_infinite})
     shares = np.array([*within.values()])[:, None]
     above = np.where(np.isnan(shares), NAN, np.arange(10) >= 10 * shares)
     frechet = np.stack([np.zeros_like(above), above], -1)[:, None]
@@ -115,7 +115,7 @@ MADE = {  # by claim: each measure and what makes its numbers; a null that is fa
     "position 4": ([(Planes(), of_planes)], {"r": 0.2, "interaction": 0.5}),
     "position 5": ([(ORDER, disturbed)], dict.fromkeys(("few", "many", "index", "features"), 0)),
     "position 5b": ([(ORDER, cloze_of)], {"few": 0.3, "many": 0.3, "whole": 0.3}),
-    "position 6": ([(LengthExtrapolation(times=2), beyond)], {"vanilla": 1.0}),
+    "position 6": ([(LengthExtrapolation(times=2), beyond)], {"unchanged": 1.0}),
 }
 PAPER = MadeUp(MADE)
 CLOSE = {0.95: "held", 0.9499: "partly", 0.75: "partly", 0.7499: "not held", NAN: "open"}
@@ -133,7 +133,7 @@ EDGES = [  # claim, a number of the model, and the verdict at each of these valu
     ("position 5b", "many", {0.79: "partly"}),
     ("position 5b", "few", {0.75: "not held", 0.785: "open"}),
     ("position 6", "lm_infinite", {0.9: "held", 0.8: "partly", NAN: "open"}),
-    ("position 6", "vanilla", {0.9: "partly", 1.0: "not held"}),
+    ("position 6", "unchanged", {0.9: "partly", 1.0: "not held"}),
 ]
 VERDICTS = [  # claim, numbers of the model beside those that hold, those of null models, verdict
     *at_each(EDGES),

@@ -1,6 +1,7 @@
 """Texts become prompts with the tokenizer's own special tokens, and what cannot be a prompt is refused."""
 
 import json
+import pickle
 import shutil
 
 import pytest
@@ -15,7 +16,15 @@ from tl_posgen.models import memory
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.models.tokens import first_token_in_words, read_text, start_of_texts, to_prompts, token_strings
+from tl_posgen.models.tokens import (
+    bundled_text,
+    first_token_in_words,
+    name_of_text,
+    read_text,
+    start_of_texts,
+    to_prompts,
+    token_strings,
+)
 
 TEXT = "the cat sat on the mat. " * 400
 
@@ -290,3 +299,17 @@ def test_what_prompts_begin_with_is_said(mini, alice):
         None: [],
     }
     assert {said: first_token_in_words(session, some) for said, some in words.items()} == {one: one for one in words}
+
+
+def test_a_report_says_which_text_it_is_of(mini, tmp_path):
+    """By the name of its file or book; else by its beginning, on one line."""
+    (tmp_path / "walrus.txt").write_text("The time has come,\n the Walrus said, to tlk of many things. " * 9)
+    walrus = read_text(tmp_path / "walrus.txt")
+    named = {"Alice's Adventures in Wonderland": bundled_text(), "walrus.txt": walrus}
+    begun = {"'The time has come, the Walrus said, to t ..'": walrus + " ", "2 texts: 'Down.', ..": ["Down.", "Up."]}
+    others = {"token ids": [[1, 2, 3]], "'Down, down.'": "Down, down.", "'Down.'": ["Down."]}
+    assert {name_of_text(text): text for text in (named | begun | others).values()} == named | begun | others
+    assert pickle.loads(pickle.dumps(walrus)).name == "walrus.txt"
+    report = analyze(mini, walrus, measures="loss", length=16, n_prompts=2, nulls=False)
+    assert report.provenance["text"] == report["loss"].provenance["text"] == "walrus.txt"
+    assert "2 prompts of 16 tokens of walrus.txt" in report.html()

@@ -35,6 +35,9 @@ def test_every_head_has_its_numbers_and_its_thinned_curves(report):
     assert heads["names"] == [f"L{layer}H{head}" for layer in range(4) for head in (1, 3)]
     r = next(one for one in heads["numbers"] if one["label"] == "r of position + query + key")
     np.testing.assert_allclose(r["values"], report["three_axis"].frame()["r"], rtol=1e-3)
+    assert heads["nulls"] == ["random init", "shuffled"]
+    for kind, values in zip(heads["nulls"], r["nulls"], strict=True):
+        np.testing.assert_allclose(values, report["three_axis"].table(kind)["r"], rtol=1e-3)
     score = next(one for one in heads["curves"] if one["title"].startswith("slash score"))
     assert score["along"] == "distance"
     assert (score["ticks"]["tickvals"][1], score["ticks"]["ticktext"][1]) == (2, "1")  # the previous token
@@ -54,7 +57,7 @@ def test_every_head_has_its_attention_among_the_first_tokens(report, mini, alice
     for place, (layer, head) in enumerate((layer, head) for layer in range(4) for head in (1, 3)):
         np.testing.assert_allclose(steps[place, 0] / 255, patterns[layer][head, :n, :n], atol=0.5 / 255 + 1e-5)
     np.testing.assert_allclose(steps[:, 1].sum(-1) / 255, 1, atol=n / 255 / 2)
-    assert found["kinds"] == ["true", "additive"]
+    assert found["kinds"] == ["true", "fitted"]
     assert found["tokens"] == token_strings(mini, row[:n])
     assert found["known"] == [True] * 8
     some = report["attention_examples"]

@@ -125,11 +125,11 @@ def _beyond(length_extrapolation: Result, inside: float) -> list[Group]:
     measure, own = length_extrapolation.measure, length_extrapolation.numbers
     if "lm_infinite" not in own.data["condition"].values:
         return [Group("open", name="LM-Infinite was not run")]
-    windowed, vanilla = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "vanilla"))
-    gains = {kind: np.subtract(one, vanilla.by_null[kind]).tolist() for kind, one in windowed.by_null.items()}
+    windowed, unchanged = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "unchanged"))
+    gains = {kind: np.subtract(one, unchanged.by_null[kind]).tolist() for kind, one in windowed.by_null.items()}
     kept = Criterion.of("heads within noise with LM-Infinite", windowed, inside, **ALONE)
-    lost = Criterion.of("unchanged", vanilla, inside, **ALONE)
-    more = Criterion("more with LM-Infinite", windowed.value - vanilla.value, beyond=gains, otherwise="held")
+    lost = Criterion.of("unchanged", unchanged, inside, **ALONE)
+    more = Criterion("more with LM-Infinite", windowed.value - unchanged.value, beyond=gains, otherwise="held")
     return [Group.of(kept.holds and not lost.holds, more.value > 0, [kept, lost, more])]
 
 

@@ -196,11 +196,12 @@ class Setup:
                 show(report)
             raise
         show(report)
-        n, length, drawn, first = (
-            report.provenance.get(name) for name in ("prompts", "length", "drawn", "first_token")
+        n, length, text, drawn, first = (
+            report.provenance.get(name) for name in ("prompts", "length", "text", "drawn", "first_token")
         )
-        told = f"{f', {drawn}' if drawn else ''}{f', first token: {first}' if first else ''}"
-        cut = f"{counted(n, 'prompt')} of {length} tokens{told}. " if n and length else ""
+        told = "".join(f", {one}" for one in (drawn, f"first token: {first}" if first else "") if one)
+        of_text = f" of {text}" if text else ""
+        cut = f"{counted(n, 'prompt')} of {length} tokens{of_text}{told}. " if n and length else ""
         print(f"\n{cut}Report: {Path(self.out) / 'index.html'}")
 
 

@@ -37,7 +37,7 @@ from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session
-from tl_posgen.models.tokens import first_id, to_prompts
+from tl_posgen.models.tokens import first_id, name_of_text, to_prompts
 from tl_posgen.progress import MAKING, steps_shown
 from tl_posgen.progress import step as step_shown
 
@@ -175,7 +175,7 @@ def analyze(
         prepared = [measure.prepare(session, rows[measure.name]) for measure in to_measure]
         for measure in prepared:
             measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
-        details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | drawn(**cut)
+        details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | described(prompts, **cut)
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
         if first is not None:
@@ -329,11 +329,12 @@ class _Analysis:
         return {name: contiguous(data) for name, data in made.items()}
 
 
-def drawn(length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
-    """Return what the provenance holds of prompts that were cut from a longer text: where in it they lie."""
+def described(prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
+    """Return what the provenance says of the text: its name, and where in it the prompts lie that were cut from it."""
+    text = {"text": name_of_text(prompts)}
     if length is None or n_prompts is None:
-        return {}
-    return {"drawn": "consecutive" if consecutive else "spread over the text"}
+        return text
+    return text | {"drawn": "consecutive" if consecutive else "spread over the text"}
 
 
 def _rows_of_measures(

@@ -134,7 +134,8 @@ class Report(Mapping[str, Result]):
 
     def frame(self, of: str = TRAINED) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result, numbers that several share in the model
-        once: of the model, or of the first "random init" or "shuffled" weights."""
+        once: of the model, or of the first "random init" or "shuffled" weights. Without rows where no result has a
+        number a head: `report[name].frame()` has its own rows, such as those of `compare`."""
 
         def merged(side: str) -> pd.DataFrame:
             table = pd.DataFrame(columns=list(HEAD))

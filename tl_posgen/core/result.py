@@ -154,7 +154,7 @@ class Result:
 
     def frame(self, *, init: str | int = TRAINED, every: bool | None = None, **labels: Any) -> pd.DataFrame:
         """Return a row a head (or per `measure.rows`) and a column a headline quantity, at these labels; means over
-        prompts and draws.
+        prompts and draws. A quantity that is kept with the ends of its interval has two columns more.
 
         Args:
             init: "trained", or the seed of a random init.
@@ -176,8 +176,12 @@ class Result:
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
-                one = array if set(SAMPLED) & set(rows) else mean_of(array)
-                columns |= {", ".join([str(name), *at]): column for at, column in columns_of(one, rows, chosen)}
+                ends = ENDS[1:] if "end" in array.dims else ()
+                drawn = {"": array if set(SAMPLED) & set(rows) else mean_of(array)}
+                drawn |= {end: array.sel(end=end, drop=True) for end in ends}
+                for end, one in drawn.items():
+                    labelled = columns_of(one, rows, chosen)
+                    columns |= {", ".join([str(name), *at, *([end] if end else [])]): column for at, column in labelled}
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:

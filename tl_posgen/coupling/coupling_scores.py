@@ -15,7 +15,7 @@ import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.core.engine import drawn
+from tl_posgen.core.engine import described
 from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import Seeds, seeds_by_kind
@@ -305,9 +305,8 @@ def coupling_scores(
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = counted(len(table), "model")
     dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
-    shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance} | drawn(
-        length, n_prompts, consecutive
-    )
+    shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance}
+    shared |= described(prompts, length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 

@@ -22,8 +22,38 @@ from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
 
 _LONGEST_PATH = 4096  # characters
+_BEGINNING = 40  # characters that stand for a text without a name
 _MOST_WORDS = 4  # that prompts begin with, in a sentence
 _LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
+
+
+class NamedText(str):
+    """Hold a text that knows its name: of its file, book or dataset. What is cut from it has none."""
+
+    name: str
+
+    def __new__(cls, text: str, name: str = "") -> "NamedText":
+        found = super().__new__(cls, text)
+        found.name = name
+        return found
+
+
+def name_of_text(prompts: Any) -> str:
+    """Return the name of a text, as a report's provenance says it: else how it begins, or "token ids".
+
+    Example:
+        >>> name_of_text(bundled_text()), name_of_text("Down, down, down.")
+        ("Alice's Adventures in Wonderland", "'Down, down, down.'")
+        >>> name_of_text(["Down.", "Up."])
+        "2 texts: 'Down.', .."
+    """
+    texts = [prompts] if isinstance(prompts, str) else prompts
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) for one in texts):
+        return "token ids"
+    begins = re.sub(r"\s+", " ", texts[0][: 2 * _BEGINNING].strip())
+    cut = f"{begins[:_BEGINNING].rstrip()} .." if len(begins) > _BEGINNING else begins
+    name = getattr(texts[0], "name", "") or repr(cut)
+    return name if len(texts) == 1 else f"{len(texts)} texts: {name}, .."
 
 
 def to_prompts(
@@ -253,7 +283,7 @@ def token_strings(model: Model | Session, tokens: Int[Tensor, " pos"]) -> list[s
     ]
 
 
-def read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike) -> NamedText:
     """Read a text file, UTF-8, without the byte order mark that it may begin with.
 
     Raises:
@@ -272,9 +302,9 @@ def read_text(path: str | os.PathLike) -> str:
         raise InputError(f"{path}: holds zero bytes, so it is not text")
     if not text.strip():
         raise InputError(f"{path}: empty; give a file with text in it")
-    return text
+    return NamedText(text, path.name)
 
 
-def bundled_text() -> str:
+def bundled_text() -> NamedText:
     """Read the text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
-    return read_text(MINI / "alice_in_wonderland.txt")
+    return NamedText(read_text(MINI / "alice_in_wonderland.txt"), "Alice's Adventures in Wonderland")

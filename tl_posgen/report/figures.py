@@ -2,6 +2,7 @@
 
 import html
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ NOTHING = "nothing to show: no number is defined here"
 MOST_NAMES = 8  # of layers or heads in a legend, along a colour bar, as columns of panels
 MOST_TICKS = 16  # numbers written along an axis
 _COLOUR_BAR = 400  # pixels, the most: its ends are seen at once
+_WIDE = 110  # letters of a subtitle that fit into the 700 pixels which plotly gives a saved picture
+_SUBTITLE_LINE = 16  # pixels
 
 
 def plain(text: Any) -> str:
@@ -83,13 +86,26 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
             texts = axis.tickvals if axis.ticktext is None else axis.ticktext
             axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
-    heading = f"<b>{title}</b>" + (f"<br><span style='font-size:12px;color:#555'>{subtitle}</span>" if subtitle else "")
+    lines = [
+        line
+        for part in subtitle.split("<br>")
+        for line in textwrap.wrap(part, _WIDE, break_long_words=False, break_on_hyphens=False)
+    ]
+    more = _SUBTITLE_LINE * max(len(lines) - 1, 0)
+    small = f"<br><span style='font-size:12px;color:#555'>{'<br>'.join(lines)}</span>" if subtitle else ""
     figure.update_layout(
-        title={"text": heading, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}},
+        title={
+            "text": f"<b>{title}</b>{small}",
+            "x": 0.01,
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 14},
+        },
         template="plotly_white",
         font={"family": "Inter, Segoe UI, Helvetica, Arial, sans-serif", "size": 12},
-        height=height,
-        margin={"t": 90, "l": 60, "r": 30, "b": 50},
+        height=height + more,
+        margin={"t": 90 + more, "l": 60, "r": 30, "b": 50},
         colorway=COLOURS,
         uniformtext={"minsize": 9, "mode": "hide"},  # in bars: what would be smaller is left out
         modebar_remove=["sendChartToCloud"],  # plotly's "Share chart" uploads the numbers

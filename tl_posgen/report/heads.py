@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
+from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import at_usual_labels, model_name, ticks_from_zero
 from tl_posgen.report.tables import title
@@ -20,20 +22,27 @@ _LOGARITHMIC = ("distance", "d0")  # on a logarithmic axis, of which zero is a p
 
 
 def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
-    """Return names, numbers and curves of all heads, JSON-ready; None for a report without a row per head. The first
-    head to show is that with most of a ranked quantity, such as position.
+    """Return names, numbers beside those of null models, and curves of all heads, JSON-ready; None for a report without
+    a row per head. The first head to show is that with most of a ranked quantity, such as position.
 
     The numbers are the headlines of the per-head table; the curves and the maps between tokens are those that measures
     declare in `Measure.curves` and `Measure.patterns`, a curve for each label of a dim, besides the last, that has no
     usual label.
     """
-    table = Report(results, {}).frame()
+    report = Report(results, {})
+    table = report.frame()
     if table.empty:
         return None
+    kinds = [kind for kind in NULL_KINDS if any(kind in result.sides for result in results.values())]
+    nulls = [table[[*HEAD]].merge(report.frame(kind), on=[*HEAD], how="left") for kind in kinds]
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
     labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
     numbers = [
-        {"label": labels.get(name, title(name)), "values": [_rounded(value) for value in table[name]]}
+        {
+            "label": labels.get(name, title(name)),
+            "values": [_rounded(value) for value in table[name]],
+            "nulls": [[_rounded(value) for value in null[name]] if name in null else None for null in nulls],
+        }
         for name in table.columns[2:]
     ]
     curves = []
@@ -52,7 +61,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     known = [name for name in ranked if table[name].notna().any()]
     first = names[int(table[known[0]].argmax())] if known else names[0]
     patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
-    return {"names": names, "first": first, "numbers": numbers, "curves": curves, "patterns": patterns}
+    return {"names": names, "first": first, "nulls": kinds, "numbers": numbers, "curves": curves, "patterns": patterns}
 
 
 def _patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:

@@ -81,19 +81,14 @@ for (const table of document.querySelectorAll("#claims .short table")) { // a ce
   for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.name = names[place]; });
 }
 
-// Red to blue by rank, so that 64 heads are told apart by where they stand; the chosen one is thick.
-const hue = (rank, n) => `hsl(${n > 1 ? (230 * rank) / (n - 1) : 210}, 65%, ${night.matches ? 62 : 45}%)`;
-const mean = (row) => {
-  const known = row.filter(Number.isFinite);
-  return known.reduce((sum, value) => sum + value, 0) / known.length;
-};
+// Red to blue by a head's place in its layer, so that it has one colour in every chart; the chosen one is thick.
+const hue = (place, n) => `hsl(${n > 1 ? (230 * place) / (n - 1) : 210}, 65%, ${night.matches ? 62 : 45}%)`;
 
 function drawCurve(curve, chosen) {
   const layer = HEADS.names[chosen].split("H")[0];
   const rows = HEADS.names.flatMap((name, index) =>
     name.split("H")[0] === layer ? [{ index, name, y: curve.rows[index] }] : []);
-  rows.sort((one, other) => (mean(other.y) || -Infinity) - (mean(one.y) || -Infinity));
-  rows.forEach((row, rank) => { row.colour = hue(rank, rows.length); });
+  rows.forEach((row, place) => { row.colour = hue(place, rows.length); });
   rows.sort((one, other) => (one.index === chosen) - (other.index === chosen));
   const lines = rows.map(({ index, name, y, colour }) => ({
     x: curve.x, y, name, mode: "lines", customdata: curve.x.map(() => name),
@@ -109,7 +104,7 @@ function drawCurve(curve, chosen) {
   const margin = { t: 32, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
   const div = find("curves").appendChild(document.createElement("figure"));
   div.innerHTML = "<figcaption></figcaption><div></div>";
-  div.firstChild.textContent = `${curve.title}: all heads of layer ${layer.slice(1)}, red highest in the mean to blue lowest`;
+  div.firstChild.textContent = `${curve.title}: ${HEADS.names[chosen]} thick, beside all heads of layer ${layer.slice(1)}, from red, the first, to blue`;
   const plot = div.lastChild, layout = { height: 254, margin, legend, xaxis: axis, hovermode: "closest" };
   Plotly.newPlot(plot, [...band, ...lines], layoutOf(layout), CONFIG);
   const width = ({ points: [point] }, size) => point && point.data.customdata
@@ -166,10 +161,11 @@ function show(name) {
   find("head").value = name;
   find("which").textContent = name;
   if (location.hash !== hashOf(name)) location.hash = hashOf(name);
-  find("numbers").replaceChildren(...HEADS.numbers.map(({ label, values }) => {
+  find("numbers").replaceChildren(...HEADS.numbers.map(({ label, values, nulls }) => {
     const row = document.createElement("tr");
     const ranked = values.filter((value) => value > values[index]).length + 1;
     const cells = [label, values[index] ?? "-", values[index] == null ? "" : `${ranked} of ${values.length}`];
+    cells.push(...nulls.map((of) => of?.[index] ?? "-"));
     row.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
     return row;
   }));

@@ -76,21 +76,25 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
     parts += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
-    beside = " ".join([*also, *_of_first_token(results, provenance), *Report(results, {}).without_null()])
+    cut = _of_the_text(results, provenance)
+    beside = " ".join([*also, *cut, *Report(results, {}).without_null()])
     words = {"title": title, "beside": beside, "findings": findings}
     if (lead := Report(results, provenance).lead()) is not None and len(lead):
         words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
-def _of_first_token(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on what the first token is, with the attention that it takes where a measure has it."""
+def _of_the_text(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the text and the prompts cut from it, and one on what their first token is, with the
+    attention that it takes where a measure has it."""
+    n, length, text = (provenance.get(name) for name in ("prompts", "length", "text"))
+    told = [f"{counted(n, 'prompt')} of {length} tokens of {text}."] if n and isinstance(length, int) and text else []
     if not provenance.get("first_token"):
-        return []
+        return told
     numbers, takes = results["variance"].numbers if "variance" in results else None, ""
     if numbers is not None and "first_token" in numbers and (share := numbers("first_token")):
         takes = f", which takes {share:.0%} of the attention of the queries behind it"
-    return [f"First token of each prompt: {provenance['first_token']}{takes}."]
+    return [*told, f"First token of each prompt: {provenance['first_token']}{takes}."]
 
 
 def fill_page(
@@ -118,6 +122,7 @@ def fill_page(
         plotly=Markup(get_plotlyjs()),
         scripts=[Markup(script) for script in scripts],
         heads=None if heads is None else _json(json.dumps(heads)),
+        null_kinds=[] if heads is None else heads["nulls"],
         templates=_json(to_json_plotly(templates)),
         style=shipped("page.css"),
         behaviour=shipped("panels.js", "page.js"),

@@ -121,6 +121,8 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         n = max(1, room // len(by))
         rows = pd.concat([frame.nlargest(n, name) for name in by]).drop_duplicates(list(HEAD))
         heading += ", " + ", ".join(f"the {n} of {'most' if ranked else 'highest'} {labels[name]}" for name in by)
+        if shared := n * len(by) - len(rows):
+            heading += f" ({counted(shared, 'head')} in both)" if len(by) == 2 else f" ({len(rows)} in all)"
     known = {name: (short, label) for name, (short, label) in labelled if short and name in frame}
     short_names = {name: short for name, (short, _) in known.items()}
     legend = "; ".join(f"{short}: {label}" for short, label in known.values() if short != label)

@@ -13,7 +13,7 @@ import xarray as xr
 from tqdm.auto import tqdm
 
 from tl_posgen.core import registry
-from tl_posgen.core.engine import Measures, analyze, drawn
+from tl_posgen.core.engine import Measures, analyze, described
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.null_models import NullModels, Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
@@ -217,7 +217,7 @@ def emergence(
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
-    provenance |= drawn(length, n_prompts, consecutive)
+    provenance |= described(prompts, length, n_prompts, consecutive)
     with_loss = asked if "loss" in options else [*asked, "loss"]
 
     def measured(one: Model | Pretrained) -> xr.Dataset:

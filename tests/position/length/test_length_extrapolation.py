@@ -34,14 +34,14 @@ def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_
     loss = result.own["loss"]
     inside, last = loss.sel(bin=loss["bin"] < 12), loss.isel(bin=-1).mean("prompt")
     for condition in ("lm_infinite", "retrieval"):
-        np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="vanilla"), atol=1e-4)
+        np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="unchanged"), atol=1e-4)
     assert len(set(last.values.round(6))) == len(result.measure.conditions)
     entropy = result.own["entropy"].isel(bin=-1).mean(HEAD)
-    assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="vanilla")
+    assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="unchanged")
 
 
 def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_different_prompts(mini, alice, result):
-    every, prompts = result.own.sel(condition="vanilla", layer=2), to_prompts(mini, alice, length=48, n_prompts=2)
+    every, prompts = result.own.sel(condition="unchanged", layer=2), to_prompts(mini, alice, length=48, n_prompts=2)
     kept = captures_of(mini, prompts, "v", "attn_scores", "pattern", layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
@@ -62,7 +62,7 @@ def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_differ
 def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
     """Coordinates [prompt, position, axis] in the plane of the untouched outputs of the training length."""
     kept, prompts = {}, to_prompts(mini, alice, length=48, n_prompts=2)
-    for condition, hooks in {"vanilla": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}.items():
+    for condition, hooks in {"unchanged": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}.items():
         with mini.hooks(fwd_hooks=hooks):
             kept[condition] = captures_of(mini, prompts, "v", "pattern")
     assert result.own["shown_layer"].values.tolist() == [0, 2, 3]
@@ -71,7 +71,7 @@ def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
         for condition, captures in kept.items():
             of_layer = [one.pattern.double() @ one.v.double() for one in captures if one.layer == layer]
             outputs[condition] = torch.stack([torch.cat([*one], 1) for one in of_layer])
-        plane = output_plane(outputs["vanilla"][:, 8:16].flatten(0, 1))
+        plane = output_plane(outputs["unchanged"][:, 8:16].flatten(0, 1))
         for condition, expected in outputs.items():
             one = result.own.sel(condition=condition, shown_layer=layer)
             np.testing.assert_allclose(one["plane_coordinates"], plane.coordinates(expected), atol=2e-4)
@@ -81,10 +81,10 @@ def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"])
     some, every = measure(mini, alice, heads=(1, 2), **QUIET).own, result.own
-    assert some["condition"].values.tolist() == ["vanilla", "lm_infinite"]
-    vanilla = every.sel(condition="vanilla", layer=[1], head=[2])
+    assert some["condition"].values.tolist() == ["unchanged", "lm_infinite"]
+    unchanged = every.sel(condition="unchanged", layer=[1], head=[2])
     for name in ("frechet", "entropy", "noise_level"):
-        np.testing.assert_allclose(some.sel(condition="vanilla")[name], vanilla[name], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(some.sel(condition="unchanged")[name], unchanged[name], rtol=1e-5, atol=1e-7)
     edited, others = (one["segment_loss"].mean("prompt").sel(segment=2) for one in (some, every))
     assert float(edited.sel(condition="lm_infinite")) not in others.values
 
@@ -98,7 +98,7 @@ def test_streamed_passes_give_the_same(mini, alice, result):
 
 
 def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
-    one = result.own.sel(condition="vanilla", segment=1)
+    one = result.own.sel(condition="unchanged", segment=1)
     frechet = one["frechet"].copy()
     frechet[0, 0] = np.nan
     expected = (one["frechet"] - one["noise_level"] <= TOLERATED).values.ravel()[1:].mean()
@@ -121,7 +121,7 @@ def test_the_rise_of_the_loss_is_paired_by_prompt(mini, alice):
 
 def test_one_training_length_has_nothing_beyond(mini, alice):
     once = LengthExtrapolation(**{**OPTIONS, "times": 1})(mini, alice, **QUIET)
-    assert not once.measure.beyond(once.numbers, "vanilla")["within_noise"]
+    assert not once.measure.beyond(once.numbers, "unchanged")["within_noise"]
     assert once.findings() == ["Nothing was run beyond 16 tokens (trained on 512)."]
     assert once.provenance["length"] == 16  # it says again what `inside` is
     assert len(once.table()) == len(once.measure.conditions)

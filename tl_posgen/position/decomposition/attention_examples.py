@@ -1,4 +1,4 @@
-"""Attention examples: a head's true attention beside the attention of its additive fit, token by token."""
+"""Attention examples: a head's true attention beside the attention of its three-axis fit, token by token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 
-_SCORES = ("true", "additive")
-_MAPS = (*_SCORES, "true - add.")
+_SCORES = ("true", "fitted")
+_MAPS = (*_SCORES, "true - fit")
 _TOKENS_OF_EVERY_HEAD, _VALUES_OF_EVERY_HEAD = 48, 500_000
 _WHY = ("closest to position + key", "furthest from position + key")
 
 
 def _maps_of(data: xr.Dataset, example: int) -> np.ndarray:
-    """Return the true attention, the additive one and their difference [map, query, key] of an example."""
-    true, additive = data["pattern"].isel(example=example).transpose("scores", "query", "key").values
-    return np.stack([true, additive, true - additive])
+    """Return the true attention, the fitted one and their difference [map, query, key] of an example."""
+    true, fitted = data["pattern"].isel(example=example).transpose("scores", "query", "key").values
+    return np.stack([true, fitted, true - fitted])
 
 
 def _draw_patterns(result: Any) -> go.Figure:
@@ -43,8 +43,8 @@ def _draw_patterns(result: Any) -> go.Figure:
         shown = xr.DataArray(_maps_of(result.own, example)[kind], dims=("query", "key"))
         panels.add(number, token_map(shown, **(difference if kind == 2 else attention)))
     panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
-    subtitle = "attention of the scores, of the additive fit, their difference; first prompt; no random init"
-    return panels.finish(f"True and additive attention · {model_label(result.own)}", subtitle)
+    subtitle = "attention of the scores, of the three-axis fit, their difference; first prompt; no random init"
+    return panels.finish(f"True and fitted attention · {model_label(result.own)}", subtitle)
 
 
 def _labels(data: xr.Dataset) -> list[str]:
@@ -60,9 +60,9 @@ def _show(data: xr.Dataset, example: int) -> Any:
 class AttentionExamples(Measure):
     r"""softmax(W) beside softmax(a_{i-j} + b_i + c_j) for chosen heads: first prompt, first 128 tokens.
 
-    Softmax of the true scores, softmax of the additive fit, and their difference. Shown are the heads with the highest
-    and the lowest correlation within rows on the first prompt, and of that its first 128 tokens. Hover over a cell for
-    its value.
+    Softmax of the true scores, softmax of the three-axis fit, and their difference. Shown are the heads with the
+    highest and the lowest correlation within rows on the first prompt, and of that its first 128 tokens. Hover over a
+    cell for its value.
 
     The fit, and the r within rows that picks the heads, are of the whole first prompt; then it is cropped. b_i never
     changes a pattern. It shows the model alone: no random init is run.
@@ -80,7 +80,7 @@ class AttentionExamples(Measure):
 
     examples: Count = 2
 
-    question = "What does the additive fit get right in the attention itself?"
+    question = "What does the three-axis fit get right in the attention itself?"
     variables = {
         "pattern": Variable(
             "attention", "", "softmax of the scores, or of a(i-j) + b(i) + c(j)", ("example", "scores", "query", "key")
@@ -98,7 +98,7 @@ class AttentionExamples(Measure):
     figures = {"patterns": _draw_patterns}
     token_view = TokenView(_labels, _show)
     patterns = "of_every_head"
-    caveats = {"absolute": "the additive pattern's key part mixes where a key stands with what it is."}
+    caveats = {"absolute": "the fitted pattern's key part mixes where a key stands with what it is."}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"scores": _SCORES}
@@ -114,8 +114,8 @@ class AttentionExamples(Measure):
             return {}
         fit, place = layer.once(fit_capture)[0], layer.positions[:CROP]
         true = double(layer.scores(len(place))).softmax(-1)
-        additive = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
-        both, r = torch.stack([true, additive], 1).float(), fit.r_within_rows
+        fitted = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
+        both, r = torch.stack([true, fitted], 1).float(), fit.r_within_rows
         heads = torch.arange(len(r), device=r.device)
         if len(r) > MOST_CHOSEN:  # at either end there can be no other of this layer
             highest, lowest = (r.nan_to_num(other).argsort(descending=True, stable=True) for other in (-2, 2))

@@ -131,7 +131,7 @@ class DummyDistance(Interventions):
     question = "Does the key part stay when the distance changes?"
     matrices = 7
     variables = {
-        "additive_r": Variable.share("additive r", "corr of M with its best additive fit", BOTH),
+        "additive_r": Variable.share("additive r", "corr of M with its best f(query, distance) + g(query, key)", BOTH),
         "key_part_r": Variable.share("key part r", _KEY_PART, BOTH),
         "share": Variable.share("share of M's variance", "of each part", ("tokens", "part", *HEAD)),
         "key_agreement": Variable.correlation("agreement of the key part", _AGREEMENT, (*BOTH, "d0", "other_d0")),

@@ -54,8 +54,8 @@ _PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
-WORDS = {"vanilla": "unchanged"} | {name: rule.words for name, rule in CONTEXT_RULES.items()}
-Condition = Literal["vanilla", ContextRuleName]
+WORDS = {"unchanged": "unchanged"} | {name: rule.words for name, rule in CONTEXT_RULES.items()}
+Condition = Literal["unchanged", ContextRuleName]
 
 
 def _in_training_lengths(inside: int, attrs: Mapping[str, Any]) -> str:
@@ -138,7 +138,7 @@ def _draw_outputs(result: Any) -> go.Figure:
         "Share: of the variance inside, in this plane"
     )
     title = f"Outputs inside and beyond the training length · {model_label(result.own)}"
-    return panels.axes("component 1", "component 2").finish(title, subtitle).update_layout(margin_t=125)
+    return panels.axes("component 1", "component 2").finish(title, subtitle)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class LengthExtrapolation(Measure):
     expectation, at any number of prompts. The first, the middle and the last layer are drawn in the plane of their two
     principal components inside.
 
-    Conditions: "vanilla"; "lm_infinite" (global and local windows, distances frozen at the training length);
+    Conditions: "unchanged"; "lm_infinite" (global and local windows, distances frozen at the training length);
     "retrieval" (the same and the best hidden blocks, in InfLLM's manner); "interpolation" (positions times 1 / times);
     and the others of `tl_posgen.extension.table.CONTEXT_RULES`, such as "hold_planes" and "yarn".
     Segments are the multiples of the training length. Outputs are compared with those of the unchanged model in the
@@ -167,7 +167,7 @@ class LengthExtrapolation(Measure):
     Args:
         inside: the training length; if left out cfg.n_ctx, or 256 where `times` that do not fit into memory.
         times: length of the prompts, in training lengths.
-        conditions: rules of context extension; "vanilla" is always among them.
+        conditions: rules of context extension; "unchanged" is always among them.
         n_global: first tokens that every query sees under "lm_infinite" and "retrieval".
         block: tokens of a block, under "retrieval".
         n_blocks: blocks that are retrieved.
@@ -190,7 +190,7 @@ class LengthExtrapolation(Measure):
 
     inside: Annotated[int, Within(LEAST, words=f"a whole number, {LEAST} or more")] | None = None
     times: Count = 3
-    conditions: Sequence[Condition] = ("vanilla", "lm_infinite", "retrieval", "interpolation")
+    conditions: Sequence[Condition] = ("unchanged", "lm_infinite", "retrieval", "interpolation")
     n_global: Whole = 10
     block: Count = 16
     n_blocks: Count = 4
@@ -289,8 +289,8 @@ class LengthExtrapolation(Measure):
         trained = len(run.rows[0]) // self.times
         more: dict[str, Any] = {"n_global": self.n_global, "block": self.block, "n_blocks": self.n_blocks}
         extended = ExtensionSettings(trained, self.times, **more)
-        rules: list[Any] = [condition for condition in self.conditions if condition != "vanilla"]
-        return {"vanilla": []} | {rule: hooks_of(rule, run.session, extended, run.where) for rule in rules}
+        rules: list[Any] = [condition for condition in self.conditions if condition != "unchanged"]
+        return {"unchanged": []} | {rule: hooks_of(rule, run.session, extended, run.where) for rule in rules}
 
     def of_model(self, run: Run) -> xr.Dataset:
         n, session, where = len(run.rows[0]), run.session, run.where
@@ -335,7 +335,7 @@ class LengthExtrapolation(Measure):
                     logits = run_capture(session, tokens, partial(add_layer, number), needs, **where)
                 assert logits is not None
                 losses.append(judged(session, logits, tokens)[0].cpu().numpy())
-            if condition == "vanilla":  # which comes first
+            if condition == "unchanged":  # which comes first
                 halves.update({layer: (moments[layer, 0, 0], moments[layer, 1, 0]) for layer in layers})
                 planes.update(
                     {at: output_plane(torch.stack(o)[:, reference].flatten(0, 1)) for at, o in outputs.items()}
@@ -361,7 +361,7 @@ class LengthExtrapolation(Measure):
         data = run.grid(cell, condition=list(hooks))
         noise = {layer: {"noise_level": output_drift(both, both)["noise_level"]} for layer, both in halves.items()}
         return (
-            data.merge(of_condition["vanilla"].variables_of(noise))
+            data.merge(of_condition["unchanged"].variables_of(noise))
             .assign_attrs(training_length=int(run.model.cfg.n_ctx))
             .assign(
                 plane_coordinates=data["plane_coordinates"].astype(np.float32),
@@ -374,7 +374,7 @@ class LengthExtrapolation(Measure):
         the unchanged model's inside, and the share of heads within the noise level."""
         names = ("segment_loss", "frechet")
         at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
-        inside = own.array("segment_loss", condition="vanilla").sel(segment=0)
+        inside = own.array("segment_loss", condition="unchanged").sel(segment=0)
         return {
             "loss": own.number(at["segment_loss"]),
             "rise": own.number(at["segment_loss"] - inside),
@@ -394,7 +394,7 @@ class LengthExtrapolation(Measure):
                 f"against the unchanged model's inside it; the outputs of {numbers['within_noise']:.0%} of heads stay "
                 "in their distribution."
             )
-        inside = own("segment_loss", condition="vanilla", segment=0)
+        inside = own("segment_loss", condition="unchanged", segment=0)
         noise = own.number(own.array("noise_level").median(HEAD))
         return [
             *said,

@@ -106,7 +106,8 @@ def _draw_phases(result: Any) -> go.Figure:
         "first token left out"
     )
     title = f"Phases of queries and keys · {model_label(result.own)}"
-    return panels.finish(title, subtitle).update_layout(margin={"t": 120})
+    figure: Any = panels.finish(title, subtitle)
+    return figure.update_layout(margin_t=figure.layout.margin.t + 20)  # labels of angles
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def _draw_maps(result: Any) -> go.Figure:
         "Below each head the same one of the random init"
     )
     title = f"Scores, position and content · {model_label(result.own)}"
-    return panels.axes("key", "query").finish(title, subtitle).update_layout(margin_t=110)
+    return panels.axes("key", "query").finish(title, subtitle)
 
 
 @dataclass(frozen=True)
