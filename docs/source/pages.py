@@ -15,6 +15,7 @@ import jinja2
 import measure_pages
 import pandas as pd
 import yaml
+from making import LARGE, QWEN, REAL
 from numbers_file import Measured, read_numbers
 
 from tl_posgen.claims import PAPERS
@@ -32,9 +33,6 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K")
-REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
-QWEN = "Qwen2.5-Coder-0.5B-Instruct"
-LARGE = "Qwen2.5-Coder-1.5B-Instruct"
 OF_FREQUENCIES = ("inits", "quarters", "recall", "frequencies")  # parts that judge such claims; the first that has one
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 SYNONYMS = {  # page -> words by which the site's search finds it, too

@@ -2,7 +2,10 @@
 
 from making import (
     CUT,
+    LARGE,
     OPTIONS,
+    QWEN,
+    REAL,
     Part,
     analysis,
     beyond_training,
@@ -33,9 +36,6 @@ SEEDS = {
     "null_seeds": (0, 1, 2, 3, 4),
 }
 CLAIMED = {"null_seeds": (0, 1, 2), "papers": ("position", "slash", "coupling")}
-REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
-QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
-LARGE = "Qwen2.5-Coder-1.5B-Instruct"
 GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
 OF_512 = {"length": 512, "null_seeds": (0,)}
