@@ -30,6 +30,7 @@ def test_what_cannot_be_analysed_is_refused_before_anything_is_written(refused_a
 
 
 REFUSED = {
+    "a flag that is given twice": (["analyze", "--force", "--force"], "--force is given twice; give it once ("),
     "an option that is given twice": (
         ["gap", "--gaps", "0", "--gaps=4"],
         "--gaps is given twice; give it once, a list",

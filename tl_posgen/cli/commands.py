@@ -109,7 +109,8 @@ def run(words: Sequence[str]) -> int:
             raise error.__cause__ from error
         told = str(error)
         if isinstance(error, RepeatArgumentError):
-            told = f"{error.token.keyword} is given twice; give it once, a list as in 1,2"
+            is_flag = error.token.implicit_value is True
+            told = f"{error.token.keyword} is given twice; give it once{'' if is_flag else ', a list as in 1,2'}"
         if isinstance(error, UnusedCliTokensError):
             told = f"{' '.join(error.unused_tokens or ())}: no option takes this word; write several values as in 1,2"
         raise InputError(f"{told} (tl-posgen {name} --help lists what there is)") from error
