@@ -9,6 +9,7 @@ from transformers import Qwen2Config
 import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.frequencies.gap import Gap
+from tl_posgen.frequencies.plane_cost import PlaneCost
 from tl_posgen.joining import Profiles
 from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
@@ -45,6 +46,7 @@ def request_of(name, n):
         "length_extrapolation": LengthExtrapolation(inside=n // 2, times=2),
         "profiles": Profiles(metrics="literature"),
         "gap": Gap(gaps=[0, 4 * n]),
+        "plane_cost": PlaneCost(edits=["drop", "freeze"], groups=["thirds"]),
         "rules": Rules(rules=["slashes_and_vertical", "position_and_content"], budget=32),
     }
     return registry.measure_from(options.get(name, name))

@@ -27,6 +27,7 @@ from tl_posgen.stats.intervals import difference_interval
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first numbers
 _TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
+_OF_TEXT = ("text", "prompts", "length", "first_token")  # told of both where they agree
 ROUNDING = 0.0005  # a smaller change is said as 0.000
 
 
@@ -110,7 +111,9 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         n_heads = [max(int(_of_model(both[at]).notnull().sum()) for both in shared.values()) for at in (0, 1)]
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
-    provenance = {"model": f"{after} beside {before}", "first": first.provenance, "second": second.provenance}
+    shared_cut = {name: one for name in _OF_TEXT if (one := first.provenance.get(name)) == second.provenance.get(name)}
+    provenance = {"model": f"{after} beside {before}", **shared_cut}
+    provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)
 
 
@@ -284,9 +287,9 @@ class Comparison(Measure):
     def table(self, own: Numbers) -> pd.DataFrame:
         numbers = own.data["number"].values
         rows: dict[str, Any] = {"number": own.data["label"].values}
-        for side in SIDES:
-            rows[own.attrs[side]] = [own("mean", report=side, number=number).value for number in numbers]
         changes = own.along(own.array("mean_change"), "number")
         for column, name in (("difference", "value"), ("interval from", "low"), ("to", "high")):
             rows[column] = [getattr(change, name) for change in changes]
+        for side in SIDES:
+            rows[own.attrs[side]] = [own("mean", report=side, number=number).value for number in numbers]
         return pd.DataFrame(rows)

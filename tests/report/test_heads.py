@@ -57,7 +57,7 @@ def test_every_head_has_its_attention_among_the_first_tokens(report, mini, alice
     for place, (layer, head) in enumerate((layer, head) for layer in range(4) for head in (1, 3)):
         np.testing.assert_allclose(steps[place, 0] / 255, patterns[layer][head, :n, :n], atol=0.5 / 255 + 1e-5)
     np.testing.assert_allclose(steps[:, 1].sum(-1) / 255, 1, atol=n / 255 / 2)
-    assert found["kinds"] == ["true", "fitted"]
+    assert found["kinds"] == ["true", "three-axis fit"]
     assert found["tokens"] == token_strings(mini, row[:n])
     assert found["known"] == [True] * 8
     some = report["attention_examples"]

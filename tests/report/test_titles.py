@@ -56,7 +56,7 @@ def test_names_that_users_give_are_no_markup(alice):
 
 
 @pytest.mark.parametrize(
-    "heads", [None, {"names": ["L0H0"], "first": "L0H0", "numbers": [], "curves": [], "patterns": []}]
+    "heads", [None, {"names": ["L0H0"], "first": "L0H0", "nulls": [], "numbers": [], "curves": [], "patterns": []}]
 )
 def test_a_click_on_a_head_is_spoken_of_where_there_are_heads(heads):
     words = {"title": "", "beside": "", "findings": []}

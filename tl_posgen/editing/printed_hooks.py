@@ -10,9 +10,12 @@ from typing import Any, ParamSpec
 import pandas as pd
 from torch import Tensor
 
+from tl_posgen.models.selection import head_name
+
 HookList = list[tuple[str, Callable[..., Any]]]
 _Given = ParamSpec("_Given")
 _LONGEST = 60  # letters of an argument
+_MOST_HEADS = 8  # of a frame
 
 
 class PrintedHooks(HookList):
@@ -82,7 +85,10 @@ def _told(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"tensor{list(value.shape)}"
     if isinstance(value, pd.DataFrame):
-        return f"frame[{len(value)}]"
+        if not {"layer", "head"} <= set(value.columns):
+            return f"frame[{len(value)}]"
+        names = [head_name(*place) for place in zip(value["layer"], value["head"], strict=True)]
+        return f"[{', '.join(names[:_MOST_HEADS])}{', ..' * (len(names) > _MOST_HEADS)}]"
     if callable(value) and not is_dataclass(value):
         name = getattr(getattr(value, "func", value), "__qualname__", type(value).__name__)
         return name.partition(".<locals>")[0]

@@ -93,7 +93,7 @@ function drawCurve(curve, chosen) {
   const lines = rows.map(({ index, name, y, colour }) => ({
     x: curve.x, y, name, mode: "lines", customdata: curve.x.map(() => name),
     text: curve.x.map((x) => x - (curve.ticks ? 1 : 0)), hovertemplate: `${curve.along} %{text}: %{y:.3f}`,
-    line: { color: colour, width: index === chosen ? 4 : 1 }, showlegend: false, hoverlabel: { namelength: -1 },
+    line: { color: colour, width: index === chosen ? 4 : 1 }, showlegend: index === chosen, hoverlabel: { namelength: -1 },
   }));
   const grey = { color: "#9ca3af", width: 0 };
   const band = curve.null ? [{
@@ -104,7 +104,7 @@ function drawCurve(curve, chosen) {
   const margin = { t: 32, l: 48, r: 8, b: 40 }, legend = { x: 1, xanchor: "right", y: 1 };
   const div = find("curves").appendChild(document.createElement("figure"));
   div.innerHTML = "<figcaption></figcaption><div></div>";
-  div.firstChild.textContent = `${curve.title}: ${HEADS.names[chosen]} thick, beside all heads of layer ${layer.slice(1)}, from red, the first, to blue`;
+  div.firstChild.textContent = `${curve.title}: all heads of layer ${layer.slice(1)}, each in one colour in every chart; ${HEADS.names[chosen]} thick`;
   const plot = div.lastChild, layout = { height: 254, margin, legend, xaxis: axis, hovermode: "closest" };
   Plotly.newPlot(plot, [...band, ...lines], layoutOf(layout), CONFIG);
   const width = ({ points: [point] }, size) => point && point.data.customdata
@@ -126,7 +126,7 @@ function drawPattern({ kinds, tokens, steps, known }, head) {
   texts.className = "beside";
   const columns = kinds.map((kind) => {
     const text = texts.appendChild(document.createElement("p"));
-    text.append(Object.assign(document.createElement("b"), { textContent: `${kind} attention` }), document.createElement("br"));
+    text.append(Object.assign(document.createElement("b"), { textContent: `attention, ${kind}` }), document.createElement("br"));
     return tokens.map((token, place) => {
       const span = Object.assign(document.createElement("span"), { className: "token", textContent: token.replaceAll("\n", "↵") });
       for (const event of ["mouseover", "click"]) span.addEventListener(event, () => choose(place));

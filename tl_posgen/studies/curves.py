@@ -51,7 +51,7 @@ FOLLOWED = {
             "variance_position", "position", "The share of position in the variance that softmax can see", ".0%", _LATER
         ),
         Followed("variance_content", "content", form=".0%", at=_LATER),
-        Followed("variance_interaction", "interaction", "The share of neither position nor content", ".0%", _LATER),
+        Followed("variance_interaction", "interaction", "The share of interaction", ".0%", _LATER),
     ),
     "loss": (Followed("loss_loss", "loss", "The loss in nats per token"),),
     "mean_key": (),  # follows three_axis

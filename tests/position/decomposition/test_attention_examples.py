@@ -33,7 +33,7 @@ def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(m
         np.testing.assert_allclose(one["pattern"].sel(scores="true"), layer.pattern[head], atol=1e-5)
         fit = fit_three_axis(pair_moments_from_scores(layer.scores()[[head]]))
         additive = fit.fitted(everything, everything).nan_to_num(-torch.inf).softmax(-1)[0]
-        np.testing.assert_allclose(one["pattern"].sel(scores="fitted"), additive, atol=1e-4)
+        np.testing.assert_allclose(one["pattern"].sel(scores="three-axis fit"), additive, atol=1e-4)
         assert float(one["r_within_rows"]) == pytest.approx(float(fit.r_within_rows), abs=1e-5)
 
 
@@ -86,7 +86,7 @@ def test_long_prompts_are_cropped_after_the_fit(mini, alice):
 
 def test_the_page_of_an_example_shows_its_three_maps(result):
     props = attention_of(result.show(example=2).local_src)
-    assert props["attentionHeadNames"] == ["true", "fitted", "true - fit"]
+    assert props["attentionHeadNames"] == ["true", "three-axis fit", "true - fit"]
     true, additive = result.own["pattern"].isel(example=2).values
     np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)
     drawn = result.plot("patterns").data

@@ -77,7 +77,7 @@ def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
     words = weighting(weights)
     assert words in result.findings()[0]
     for kind in ("map", "curves"):
-        assert words in result.plot(kind).layout.title.text
+        assert words in result.plot(kind).layout.meta["subtitle"]
     r = result.numbers("r")
     assert r.of_inits.value < r.value
     # noise is no match for what it reaches with all pairs alike: near pairs alone leave many parameters a pair

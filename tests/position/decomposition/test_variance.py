@@ -30,7 +30,7 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["interaction"], (share["kd"] + share["qkd"]) / seen)
     np.testing.assert_allclose(data["additive_r"], np.sqrt(data["position"] + data["content"]))
     np.testing.assert_allclose(data["additive_r_of_scores"], np.sqrt(1 - share["kd"] - share["qkd"]))
-    curve = next(one for one in result.plot("depth").data if one.name == "three axes")
+    curve = next(one for one in result.plot("depth").data if one.name == "distance alone + key alone")
     of_layers = np.sqrt((share["k"] + share["d"]) / seen).sel(OUT).mean("head")
     np.testing.assert_allclose(curve.y, of_layers, rtol=1e-6)
 
@@ -161,7 +161,7 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
 
 def test_the_headlines_keep_their_names(report):
     axes = ["three_axis_r", "three_axis_r_within_rows"]
-    parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "std"]
+    parts = ["additive_r", *(f"{part}_share" for part in ("position", "content", "interaction")), "size"]
     parts.append("first_token_attention")
     named = [*axes, *parts, "mean_key_r", "residual_share", "residual_std"]
     assert report.frame().columns[: 2 + len(named)].tolist() == ["layer", "head", *named]
@@ -170,6 +170,6 @@ def test_the_headlines_keep_their_names(report):
         "position",
         "content",
         "interaction",
-        "std",
+        "size",
         "first token",
     ]

@@ -22,7 +22,7 @@ from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.report.circuits import CROP, attention_maps
 from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 
-_SCORES = ("true", "fitted")
+_SCORES = ("true", "three-axis fit")
 _MAPS = (*_SCORES, "true - fit")
 _TOKENS_OF_EVERY_HEAD, _VALUES_OF_EVERY_HEAD = 48, 500_000
 _WHY = ("closest to position + key", "furthest from position + key")

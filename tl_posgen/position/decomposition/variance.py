@@ -110,7 +110,7 @@ def _draw_places(result: Any) -> go.Figure:
     return panels.finish(f"Where the key stands, per head · {model_label(result.own)}", subtitle + said)
 
 
-def _three_axes(own: Numbers) -> xr.DataArray:
+def _of_distance_and_key(own: Numbers) -> xr.DataArray:
     """sqrt((k + d) / (1 - q)): the correlation of what softmax sees of w with the best a(d) + c(k)."""
     return (own.array("share", part=["k", "d"]).sum("part", skipna=False) / (1 - own.array("share", part="q"))) ** 0.5
 
@@ -193,7 +193,7 @@ class Variance(Measure):
         "additive_r_of_scores": Variable.share(
             "additive r, all scores", f"{_BEST}, with each query's own term: sqrt(1 - kd - qkd)", _DIMS
         ),
-        "size": Variable("std within rows", "logits", _OF_SIZE, (*_DIMS, "of"), "std", "std", interval=True),
+        "size": Variable("size", "logits", _OF_SIZE, (*_DIMS, "of"), "size", "size", interval=True),
         "share": Variable.share("share of the variance", _OF_W, (*_DIMS, "part")),
         "mean_energy": Variable.share(
             "energy share of the mean", "|E x|^2 / E|x|^2 of queries or keys x", ("tokens", "side", *HEAD)
@@ -214,8 +214,8 @@ class Variance(Measure):
         "atlas": _draw_atlas,
         "depth": lines(
             {
-                "correlation": [("additive r", "additive_r"), ("three axes", _three_axes)],
-                "std within rows, logits": [(of, "size", {"of": of}) for of in SIZES],
+                "correlation": [("additive r", "additive_r"), ("distance alone + key alone", _of_distance_and_key)],
+                "size, logits": [(of, "size", {"of": of}) for of in SIZES],
                 "share of what softmax sees": [(part, part) for part in PARTS],
             },
             title="Position + content by layer",
