@@ -68,7 +68,9 @@ def pytest_runtestloop(session):
     with get_context("fork").Pool(1) as pool:  # a run leaves traces: doctests cannot run twice
         reached = pool.map(what_a_test_reaches, range(len(session.items)))
     modules = {path: sys.modules[path.removesuffix(".py").replace("/", ".")] for path in files}
+    gc.unfreeze()  # tests/conftest.py froze what was imported
     live = {path: functions_of(module) for path, module in modules.items()}
+    assert all(live.values()), "functions of a file were not found: mutants of it would change nothing"
     torch.testing.assert_close(torch.ones(1), torch.ones(1))  # imports seconds of other things, once for all forks
     gc.freeze()  # in a child, gc.get_objects() holds only what is newer than this
     known = {line.split("  # ")[0] for line in EQUIVALENT.read_text("utf-8").splitlines()}
