@@ -25,7 +25,6 @@ def off(z, hook):
     return z * 0
 
 
-MANY_CONDITIONS = ("substitution", "plane_perturbation", "band_ablation")  # a third of the time of all in CI
 HOOKS = [("blocks.0.attn.hook_z", off)]
 
 
@@ -153,14 +152,7 @@ def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.soak) if name in MANY_CONDITIONS else name
-        for name in NAMES
-        if KINDS[name].runs_model
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name].runs_model])
 def test_a_measure_that_takes_up_its_finished_conditions_finds_the_same(small_model, tmp_path, monkeypatch, name):
     """It is stopped when all conditions of the model itself are finished, and none of its parts is."""
     kind = KINDS[name]

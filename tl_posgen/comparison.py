@@ -26,7 +26,13 @@ from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first numbers
-_TOLD_APART = ("revision", "length", "prompts", "dtype")  # of two reports of one model, the first in which they differ
+_TOLD_APART = (
+    "revision",
+    "text",
+    "length",
+    "prompts",
+    "dtype",
+)  # of two reports of one model, the first in which they differ
 _OF_TEXT = ("text", "prompts", "length", "first_token")  # told of both where they agree
 ROUNDING = 0.0005  # a smaller change is said as 0.000
 
@@ -111,7 +117,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         n_heads = [max(int(_of_model(both[at]).notnull().sum()) for both in shared.values()) for at in (0, 1)]
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
-    shared_cut = {name: one for name in _OF_TEXT if (one := first.provenance.get(name)) == second.provenance.get(name)}
+    cut_of_both = [{name: one.provenance.get(name) for name in _OF_TEXT} for one in (first, second)]
+    shared_cut = {name: one for name, one in cut_of_both[0].items() if one is not None and one == cut_of_both[1][name]}
     provenance = {"model": f"{after} beside {before}", **shared_cut}
     provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)

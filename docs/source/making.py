@@ -196,7 +196,7 @@ def analysis(part: Part) -> Mapping[str, Any]:
 
 def beyond_training(part: Part) -> Mapping[str, Any]:
     """Measure what the settings name on prompts longer than the model's context, which bridges take."""
-    model = tl_posgen.load_model(str(path_of(part.model)) if MODELS[part.model][0] else part.model, backend="bridge")
+    model = tl_posgen.load_model(part.model, backend="bridge")
     return tl_posgen.analyze(model, text_of(part.model), **{**CUT, **NULL, **part.settings})
 
 

@@ -1,4 +1,4 @@
-"""docs/measures/*.md: a page a measure, from its class and from what it found on SmolLM2."""
+"""docs/measures/*.md: a page a measure, from its class and from what it found on SmolLM2 or a model of `PARTS`."""
 
 import inspect
 import re
@@ -15,9 +15,9 @@ PARTS = {  # whose numbers the pages show -> their models; of two that measured 
     "Qwen2.5-Coder-0.5B-Instruct biases": "Qwen2.5-Coder-0.5B-Instruct",
     "SmolLM2-135M-Instruct gap": "SmolLM2-135M-Instruct",
     SHOWN: "SmolLM2-135M-Instruct",
-    "mini length": "mini",  # trained on 256 tokens: three times as many are soon measured
+    "mini length": "mini",  # trained on 512 tokens: three times as many are soon measured
 }
-MOST_FINDINGS = 1
+MOST_FINDINGS = 2
 GROUPS = {  # question -> the measures that answer it, as the navigation and the list of measures have them
     "How much is position, how much content?": (
         "three_axis",

@@ -264,6 +264,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "notebooks": notebooks(),
         "own_measure": own_measure(),
         "rows_of": rows_of,
+        "of_study": of_study,
         "moved_of_nulls": moved_of_nulls,
         "groups": measure_pages.GROUPS,
         "questions": how_to.QUESTIONS,
@@ -288,6 +289,13 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return pd.read_csv(path).to_dict("records")
+
+
+def of_study(model: str, quantity: str, digits: int = 2) -> str:
+    """Return a number of the study of real models with its interval: 0.55 [0.14, 0.96]."""
+    row = next(one for one in rows_of("studies/real.csv") if (one["model"], one["quantity"]) == (model, quantity))
+    value, low, high = (decimal(row[end], digits) for end in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def moved_of_nulls(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -305,11 +305,11 @@ def test_a_report_says_which_text_it_is_of(mini, tmp_path):
     """By the name of its file or book; else by its beginning, on one line."""
     (tmp_path / "walrus.txt").write_text("The time has come,\n the Walrus said, to tlk of many things. " * 9)
     walrus = read_text(tmp_path / "walrus.txt")
-    named = {"Alice's Adventures in Wonderland": bundled_text(), "walrus.txt": walrus}
+    named = {"Alice's Adventures in Wonderland": bundled_text(), "walrus": walrus}
     begun = {"'The time has come, the Walrus said, to t ..'": walrus + " ", "2 texts: 'Down.', ..": ["Down.", "Up."]}
     others = {"token ids": [[1, 2, 3]], "'Down, down.'": "Down, down.", "'Down.'": ["Down."]}
     assert {name_of_text(text): text for text in (named | begun | others).values()} == named | begun | others
-    assert pickle.loads(pickle.dumps(walrus)).name == "walrus.txt"
+    assert pickle.loads(pickle.dumps(walrus)).name == "walrus"
     report = analyze(mini, walrus, measures="loss", length=16, n_prompts=2, nulls=False)
-    assert report.provenance["text"] == report["loss"].provenance["text"] == "walrus.txt"
-    assert "2 prompts of 16 tokens of walrus.txt" in report.html()
+    assert report.provenance["text"] == report["loss"].provenance["text"] == "walrus"
+    assert "2 prompts of 16 tokens of walrus" in report.html()

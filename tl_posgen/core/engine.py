@@ -37,7 +37,7 @@ from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session
-from tl_posgen.models.tokens import first_id, name_of_text, to_prompts
+from tl_posgen.models.tokens import first_id, text_provenance, to_prompts
 from tl_posgen.progress import MAKING, steps_shown
 from tl_posgen.progress import step as step_shown
 
@@ -175,7 +175,9 @@ def analyze(
         prepared = [measure.prepare(session, rows[measure.name]) for measure in to_measure]
         for measure in prepared:
             measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
-        details: dict[str, Any] = {"logits": logits_digest(session)} | hooked | there_before | described(prompts, **cut)
+        details: dict[str, Any] = (
+            {"logits": logits_digest(session)} | hooked | there_before | text_provenance(prompts, **cut)
+        )
         if layers is not None or heads is not None:
             details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
         if first is not None:
@@ -327,14 +329,6 @@ class _Analysis:
                     data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
                 made = {measure.name: data.assign_attrs(model=title)}
         return {name: contiguous(data) for name, data in made.items()}
-
-
-def described(prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
-    """Return what the provenance says of the text: its name, and where in it the prompts lie that were cut from it."""
-    text = {"text": name_of_text(prompts)}
-    if length is None or n_prompts is None:
-        return text
-    return text | {"drawn": "consecutive" if consecutive else "spread over the text"}
 
 
 def _rows_of_measures(

@@ -15,7 +15,6 @@ import xarray as xr
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from tl_posgen.core.engine import described
 from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import Seeds, seeds_by_kind
@@ -30,7 +29,7 @@ from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, null_label
-from tl_posgen.models.tokens import check_counts
+from tl_posgen.models.tokens import check_counts, text_provenance
 from tl_posgen.report.figures import MARKS, Panels, error_bars, model_label, plain, sides
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
@@ -306,7 +305,7 @@ def coupling_scores(
     label = counted(len(table), "model")
     dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
     shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance}
-    shared |= described(prompts, length, n_prompts, consecutive)
+    shared |= text_provenance(prompts, length, n_prompts, consecutive)
     own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
     return Result(measure, dataset, shared | own)
 

@@ -21,6 +21,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
 
+BUNDLED_NAME = "Alice's Adventures in Wonderland"
 _LONGEST_PATH = 4096  # characters
 _BEGINNING = 40  # characters that stand for a text without a name
 _MOST_WORDS = 4  # that prompts begin with, in a sentence
@@ -28,14 +29,17 @@ _LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv
 
 
 class NamedText(str):
-    """Hold a text that knows its name: of its file, book or dataset. What is cut from it has none."""
+    """A text with the name of its file, book or dataset. What is cut from it has none."""
 
     name: str
 
-    def __new__(cls, text: str, name: str = "") -> "NamedText":
-        found = super().__new__(cls, text)
-        found.name = name
-        return found
+    def __new__(cls, text: str, name: str) -> "NamedText":
+        named = super().__new__(cls, text)
+        named.name = name
+        return named
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamedText, (str(self), self.name)
 
 
 def name_of_text(prompts: Any) -> str:
@@ -52,8 +56,16 @@ def name_of_text(prompts: Any) -> str:
         return "token ids"
     begins = re.sub(r"\s+", " ", texts[0][: 2 * _BEGINNING].strip())
     cut = f"{begins[:_BEGINNING].rstrip()} .." if len(begins) > _BEGINNING else begins
-    name = getattr(texts[0], "name", "") or repr(cut)
+    name = texts[0].name if isinstance(texts[0], NamedText) else repr(cut)
     return name if len(texts) == 1 else f"{len(texts)} texts: {name}, .."
+
+
+def text_provenance(prompts: Any, length: int | None, n_prompts: int | None, consecutive: bool) -> dict[str, str]:
+    """Return what the provenance says of the text: its name, and where in it the prompts lie that were cut from it."""
+    text = {"text": name_of_text(prompts)}
+    if length is None or n_prompts is None:
+        return text
+    return text | {"drawn": "consecutive" if consecutive else "spread over the text"}
 
 
 def to_prompts(
@@ -302,9 +314,9 @@ def read_text(path: str | os.PathLike) -> NamedText:
         raise InputError(f"{path}: holds zero bytes, so it is not text")
     if not text.strip():
         raise InputError(f"{path}: empty; give a file with text in it")
-    return NamedText(text, path.name)
+    return NamedText(text, path.stem)
 
 
 def bundled_text() -> NamedText:
     """Read the text that comes with the package: Lewis Carroll, Alice's Adventures in Wonderland, public domain."""
-    return NamedText(read_text(MINI / "alice_in_wonderland.txt"), "Alice's Adventures in Wonderland")
+    return NamedText(read_text(MINI / "alice_in_wonderland.txt"), BUNDLED_NAME)

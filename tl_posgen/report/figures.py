@@ -2,7 +2,6 @@
 
 import html
 import re
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -86,11 +85,7 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
             texts = axis.tickvals if axis.ticktext is None else axis.ticktext
             axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
-    lines = [
-        line
-        for part in subtitle.split("<br>")
-        for line in textwrap.wrap(part, _WIDE, break_long_words=False, break_on_hyphens=False)
-    ]
+    lines = wrapped(subtitle)
     more = _SUBTITLE_LINE * max(len(lines) - 1, 0)
     small = f"<br><span style='font-size:12px;color:#555'>{'<br>'.join(lines)}</span>" if subtitle else ""
     figure.update_layout(
@@ -112,6 +107,25 @@ def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         meta={"title": title, "subtitle": subtitle.replace("<br>", " ")},
     )
     return figure
+
+
+def wrapped(text: str, most: int = _WIDE) -> list[str]:
+    """Return the lines of a text, cut at <br> and where a line would show more letters than `most`.
+
+    Example:
+        >>> wrapped("scores &lt; 1, and<br>more", most=12)
+        ['scores &lt; 1,', 'and', 'more']
+    """
+    lines = []
+    for part in text.split("<br>"):
+        lines.append("")
+        for word in part.split():
+            longer = f"{lines[-1]} {word}".strip()
+            if lines[-1] and len(html.unescape(longer)) > most:
+                lines.append(word)
+            else:
+                lines[-1] = longer
+    return lines
 
 
 def evenly(values: Iterable[Any], most: int = MOST_NAMES) -> list[Any]:

@@ -68,6 +68,8 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     models = (result.own.attrs.get("model") for result in results.values())
     model = provenance.get("model") or next(models, None)
     title = f"{question} · {model}" if model else question
+    if [one["title"] for one in sections] == [question]:
+        sections[0]["title"] = ""  # the page's own says it
     # what numbers are also given for
     shown = [*findings, *(text for one in sections for text in one["findings"])]
     shown += [figure["spec"] for one in sections for figure in one["figures"]]

@@ -13,7 +13,7 @@ import xarray as xr
 from tqdm.auto import tqdm
 
 from tl_posgen.core import registry
-from tl_posgen.core.engine import Measures, analyze, described
+from tl_posgen.core.engine import Measures, analyze
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.null_models import NullModels, Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
@@ -31,7 +31,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import session_of
-from tl_posgen.models.tokens import check_counts, check_numbers, first_id
+from tl_posgen.models.tokens import check_counts, check_numbers, first_id, text_provenance
 from tl_posgen.report.figures import COLOURS, Panels, line, model_label
 from tl_posgen.report.kinds import lines
 from tl_posgen.studies.curves import Followed, followed, numbers_of
@@ -217,7 +217,7 @@ def emergence(
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in asked}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
-    provenance |= described(prompts, length, n_prompts, consecutive)
+    provenance |= text_provenance(prompts, length, n_prompts, consecutive)
     with_loss = asked if "loss" in options else [*asked, "loss"]
 
     def measured(one: Model | Pretrained) -> xr.Dataset:

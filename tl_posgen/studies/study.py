@@ -21,7 +21,7 @@ from tl_posgen.errors import InputError, PosgenError, check_seed
 from tl_posgen.models.conversion.files import first_line
 from tl_posgen.models.loading.load import Pretrained
 from tl_posgen.models.provenance import versions
-from tl_posgen.models.tokens import NamedText, bundled_text, read_text
+from tl_posgen.models.tokens import BUNDLED_NAME, NamedText, bundled_text, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -82,8 +82,7 @@ class Text:
                 break
         if not "".join(parts).strip():
             raise InputError(f"text {self.name}: empty")
-        name = self.dataset or (bundled_text().name if self.path == BUNDLED else Path(self.path).name)
-        return NamedText("\n\n".join(parts), name)
+        return NamedText("\n\n".join(parts), BUNDLED_NAME if self.path == BUNDLED else self.name)
 
     @property
     def identity(self) -> Any:

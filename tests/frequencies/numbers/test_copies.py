@@ -20,7 +20,7 @@ def test_tokens_stand_twice_behind_the_first_and_are_drawn_from_the_pool():
 
 def test_recall_and_loss_are_those_of_the_tokens_that_the_first_copy_foretells():
     tokens, logits = copied_rows(torch.arange(9), torch.tensor([0, 0]), HALF, 1, seed=0)[0], normal(12, 9)
-    logits[8] = torch.nn.functional.one_hot(tokens[9], 9) * 50.0
+    logits[9] = torch.nn.functional.one_hot(tokens[10], 9) * 50.0
     at = range(12)[foretold(HALF, START)]
     assert [tokens[i + 1 - HALF] for i in at] == [tokens[i + 1] for i in at]
     assert min(at) == START + HALF + 1

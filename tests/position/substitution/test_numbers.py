@@ -316,6 +316,14 @@ def test_over_every_triple_they_hold_what_variance_calls_position_and_content():
     assert float(shares.share("k", "qk")) == pytest.approx(float(content / total))
 
 
+def test_each_head_has_correlations_of_its_own():
+    rope, both = Rope(inverse_frequencies(4)), 0.5 + normal(2, 2, 6, 4)
+    scores = (both[0] @ both[1].mT).masked_fill(~visible(6), -torch.inf)
+    together = split_maps(scores, *both, rope, 0.5).r
+    alone = [split_maps(scores[[head]], *both[:, [head]], rope, 0.5).r for head in range(2)]
+    torch.testing.assert_close(together, torch.cat(alone, 1))
+
+
 @pytest.mark.parametrize("n", [2, 3])
 def test_where_rows_do_not_vary_there_is_no_correlation(n):
     q, rope = torch.ones(1, n, 2), Rope(torch.zeros(1, dtype=torch.float64))

@@ -21,7 +21,7 @@ def copied_rows(
     return torch.cat([first.expand(n_rows, -1), drawn, drawn], 1)
 
 
-def foretold(half: int, start: int = 1) -> slice:
+def foretold(half: int, start: int) -> slice:
     """Return the positions of the second copy, behind `start` tokens, whose next token the first copy foretells and a
     pair of tokens confirms: all but the first, where one token alone repeats, and the last, which nothing follows."""
     return slice(start + half + 1, start + 2 * half - 1)

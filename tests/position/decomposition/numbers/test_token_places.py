@@ -88,9 +88,9 @@ def test_shares_by_place_are_mean_squares_of_w_of_place_and_text(rope):
     place, text = ({side: normal(2, 4, 7, seed=seed + n) for n, side in enumerate("qk")} for seed in (0, 10))
     x = {side: 1 + (place[side][:, :, None] + text[side][:, None]).flatten(1, 2) for side in "qk"}
     moments = TripleMoments.from_qk(x["q"], x["k"], rope)
-    shares = variance_shares(moments, rope, 1.0, 5)
+    shares = variance_shares(moments, rope, 0.6, 5)
     shared = {side: covariance(place[side], rope) for side in "qk"}
-    found = shares_by_place(shares, moments, shared, rope, 1.0, 5)
+    found = shares_by_place(shares, moments, shared, rope, 0.6, 5)
     centred = {"place": place, "text": text}
     parts = {
         (kind, side): one[side] - one[side].mean(1, keepdim=True) for kind, one in centred.items() for side in "qk"
@@ -101,7 +101,7 @@ def test_shares_by_place_are_mean_squares_of_w_of_place_and_text(rope):
             q, k = (
                 parts["place" if side in sides else "text", side] if side in component else mean[side] for side in "qk"
             )
-            w = scores_at_every(range(5), q, k, rope)
+            w = 0.6 * scores_at_every(range(5), q, k, rope)
             w = w - w.mean(-1, keepdim=True) if "d" in component else w.mean(-1, keepdim=True)
             expected = w.square().mean((1, 2, 3)) * (set(sides) <= set(component))
             torch.testing.assert_close(found[:, row, column] * shares.total, expected, atol=1e-12, rtol=1e-9)
