@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -87,6 +88,27 @@ def test_the_frame_has_both_values_the_change_and_its_interval(intact, ablated):
     assert (rows["change, low"] <= rows["change"]).all()
     assert (rows["change"] <= rows["change, high"]).all()
     assert (rows["change, low"] < rows["change, high"]).any()
+
+
+def test_of_chosen_heads_means_are_made_again_and_have_no_interval(intact, ablated):
+    some = compared(intact, ablated, names=("intact", "ablated")).of_heads(["L2H2", "L3H0"])
+    rows = some.frame().query("number == 'three_axis_r'")
+    number = some.numbers("mean_change", number="three_axis_r")
+    assert number.value == pytest.approx(rows["change"].mean())
+    assert np.isnan([number.low, number.high]).all()
+    table = some.table().set_index("number").loc["r of position + query + key"]
+    assert [table[name] for name in ("intact", "ablated")] == pytest.approx(
+        [rows[f"value, {side}"].mean() for side in ("first", "second")]
+    )
+    assert "on average" in some.findings()[1]
+
+
+def test_reports_of_the_same_prompts_are_paired_whatever_heads_each_has(mini, intact, ablated):
+    chosen = tl_posgen.analyze(mini, bundled_text(), heads="L2H2", **QUICK)
+    one = compared(chosen, ablated)
+    whole = compared(intact, ablated).frame().query("layer == 2 and head == 2").set_index("number")
+    assert one.own.attrs["paired"] == 1
+    pd.testing.assert_frame_equal(one.frame().set_index("number"), whole.loc[one.frame()["number"]], rtol=1e-5)
 
 
 def test_heads_are_chosen_by_the_change_of_a_number_as_the_reports_frame_calls_it(intact, ablated):
@@ -204,6 +226,8 @@ def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_mod
     assert not any("most in L" in one for one in (first, *rest))
     assert result.kinds == []
     assert result.frame().empty
+    with pytest.raises(InputError, match="comparison has, per head, nothing"):
+        report.heads(by="position_share")
     path = report.write(tmp_path / "page").parent
     assert tl_posgen.load(path)["comparison"].findings() == result.findings()
     paths = [one.save(tmp_path / f"{number}.nc") for number, one in enumerate(both)]
@@ -255,6 +279,8 @@ def test_single_prompts_have_differences_without_intervals():
 def test_names_that_are_none_are_refused(intact, names):
     with pytest.raises(InputError, match="give two that differ"):
         tl_posgen.compare(intact, intact, names=names)
+    with pytest.raises(InputError, match="'to' is another column of the table; give two other names"):
+        tl_posgen.compare(intact, intact, names=("from", "to"))
 
 
 def test_passes_without_token_ids_are_not_taken_for_the_same_prompts(mini):

@@ -34,6 +34,7 @@ _TOLD_APART = (
     "dtype",
 )  # of two reports of one model, the first in which they differ
 _OF_TEXT = ("text", "prompts", "length", "first_token")  # told of both where they agree
+_COLUMNS = ("number", "difference", "interval from", "to")  # of the table, before those of the sides
 ROUNDING = 0.0005  # a smaller change is said as 0.000
 
 
@@ -72,8 +73,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     metrics = [one.provenance.get("metric", "the loss") for one in reports]
     if metrics[0] != metrics[1]:
         raise InputError(f"the reports judge by {metrics[0]} and by {metrics[1]}; compare reports of one metric")
-    prompts = [[one.provenance.get(key) for key in ("tokens_sha256", "heads")] for one in reports]
-    paired = prompts[0] == prompts[1] and prompts[0][0] is not None  # of a pass without token ids nothing is known
+    prompts = [one.provenance.get("tokens_sha256") for one in reports]
+    paired = prompts[0] == prompts[1] and prompts[0] is not None  # of a pass without token ids nothing is known
     apart = {
         name: " and ".join(str(one[name].measure.usual()[option]) for one in reports)
         for name in first
@@ -118,7 +119,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
     cut_of_both = [{name: one.provenance.get(name) for name in _OF_TEXT} for one in (first, second)]
-    shared_cut = {name: one for name, one in cut_of_both[0].items() if one is not None and one == cut_of_both[1][name]}
+    shared_cut = {name: one for name, one in cut_of_both[0].items() if paired and one and one == cut_of_both[1][name]}
     provenance = {"model": f"{after} beside {before}", **shared_cut}
     provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)
@@ -135,6 +136,8 @@ def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:
             names = [f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)]
     if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2 or not all(names):
         raise InputError(f"names={names!r}: give two that differ, such as ('intact', 'ablated')")
+    if taken := set(names) & set(_COLUMNS):
+        raise InputError(f"names={names!r}: {min(taken)!r} is another column of the table; give two other names")
     return names[0], names[1]
 
 
@@ -236,6 +239,11 @@ class Comparison(Measure):
     figures = {"maps": _maps_of_changes}
     legend = "means over heads; interval from, to: of the mean difference, 95%."
 
+    def of_heads(self, data: xr.Dataset) -> xr.Dataset:
+        """Return means over the chosen heads; their intervals cannot be made of what is kept."""
+        change = mean_over(data["change"], HEAD).where(data["end"] == ENDS[0])
+        return data.assign(mean=mean_over(data["value"], HEAD), mean_change=change)
+
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return list(self.figures) if "change" in data else []
 
@@ -293,10 +301,9 @@ class Comparison(Measure):
 
     def table(self, own: Numbers) -> pd.DataFrame:
         numbers = own.data["number"].values
-        rows: dict[str, Any] = {"number": own.data["label"].values}
         changes = own.along(own.array("mean_change"), "number")
-        for column, name in (("difference", "value"), ("interval from", "low"), ("to", "high")):
-            rows[column] = [getattr(change, name) for change in changes]
+        ends = [[getattr(change, end) for change in changes] for end in ENDS]
+        rows: dict[str, Any] = dict(zip(_COLUMNS, [own.data["label"].values, *ends], strict=True))
         for side in SIDES:
             rows[own.attrs[side]] = [own("mean", report=side, number=number).value for number in numbers]
         return pd.DataFrame(rows)

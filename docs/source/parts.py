@@ -179,7 +179,8 @@ PARTS = {
         QWEN, {"length": 128, "n_prompts": 4, "kinds": ("shuffled", "shuffled matrices")}, verdicts_by_null
     ),
     **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
-    f"{QWEN} commands": Part(QWEN, {"lines": [line for line in REAL_LINES if "perturb-planes" not in line]}, timed),
+    f"{QWEN} commands": Part(QWEN, {"lines": (*REAL_LINES, f"frequencies {SMALL_CUT}")}, timed),
+    f"{LARGE} commands": Part(LARGE, {"lines": (f"substitute {SMALL_CUT}",)}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()

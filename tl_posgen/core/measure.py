@@ -298,6 +298,10 @@ class Measure:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
         return None
 
+    def of_heads(self, data: xr.Dataset) -> xr.Dataset:
+        """Return the dataset of chosen heads, with every number that is a mean over heads made again of these."""
+        return data
+
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         """Return the kinds of figures that a dataset has data for."""
         return list(self.figures)

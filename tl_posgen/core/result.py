@@ -187,7 +187,7 @@ class Result:
         if not columns:
             return pd.DataFrame(columns=rows)
         if not rows:
-            return pd.DataFrame({name: [float(one)] for name, one in columns.items()})
+            return pd.DataFrame({name: [float(one)] for name, one in columns.items() if one.dtype.kind in "fiub"})
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
         counted = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
         frame = frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
@@ -292,13 +292,12 @@ class Result:
         known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
         headlines = [name for name, one in variables.items() if name in known and one.headline]
         numbers = self.own["number"].values.tolist() if "number" in self.own.coords else []
-        if by in numbers or (by is None and numbers and "number" not in labels):
+        if known and (by in numbers or (by is None and numbers and "number" not in labels)):
             by, labels = known[0], {"number": by or numbers[0], **labels}
         by = by or next(iter(headlines or known), "")
         if by not in known:
-            raise InputError(
-                f"by={by!r}: {self.name} has, per head, {'; '.join(numbers) or ', '.join(known) or 'nothing'}"
-            )
+            there = ("; ".join(numbers) or ", ".join(known)) if known else "nothing"
+            raise InputError(f"by={by!r}: {self.name} has, per head, {there}")
         labels = {"end": ENDS[0], **labels} if "end" in self.own[by].dims else labels
         own, beside = Numbers(self.measure, self.own), variables[by].beside if by in variables else ""
         if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
@@ -350,7 +349,7 @@ class Result:
         if self.measure.patterns in data:
             unit = self.measure.variables[self.measure.patterns].dims[1]
             data = data.isel({unit: data[unit].isin(names).values})
-        return replace(self, dataset=data, provenance={**self.provenance, "heads": names})
+        return replace(self, dataset=self.measure.of_heads(data), provenance={**self.provenance, "heads": names})
 
     def head(self, head: Heads | SupportsIndex, *more: Any) -> Any:
         """Return the numbers of one head with their null models, and its curves; see `Report.head`."""

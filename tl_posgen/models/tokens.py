@@ -54,9 +54,9 @@ def name_of_text(prompts: Any) -> str:
     texts = [prompts] if isinstance(prompts, str) else prompts
     if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) for one in texts):
         return "token ids"
-    begins = re.sub(r"\s+", " ", texts[0][: 2 * _BEGINNING].strip())
+    begins = re.sub(r"\s+", " ", texts[0].strip()[: 2 * _BEGINNING])
     cut = f"{begins[:_BEGINNING].rstrip()} .." if len(begins) > _BEGINNING else begins
-    name = texts[0].name if isinstance(texts[0], NamedText) else repr(cut)
+    name = (texts[0].name if isinstance(texts[0], NamedText) else "") or repr(cut)
     return name if len(texts) == 1 else f"{len(texts)} texts: {name}, .."
 
 

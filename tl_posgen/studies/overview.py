@@ -70,7 +70,8 @@ def report_study(out: str | os.PathLike) -> Report:
     made = [kind_and_seed(label) for label in result.numbers.nulls]
     seeds = {kind.seeds: [seed for other, seed in made if other is kind] for kind in NULL_KINDS.values()}
     provenance = {"model": str(data["init_label"].values[0]), "finished jobs": len(reports)}
-    provenance |= {"text": ", ".join(map(str, data["text"].values))}
+    texts = [str(text) for text in data["text"].values]
+    provenance |= {"text": texts[0] if len(texts) == 1 else f"each of {', '.join(texts)}"}
     provenance |= {key: settings[key] for key in ("length", "seed", "versions", "measures")}
     provenance |= seeds | {"prompts": settings["n_prompts"], "mask": first.get("mask")}
     return Report({measure.name: replace(result, provenance=provenance)}, provenance)
