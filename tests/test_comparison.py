@@ -323,5 +323,7 @@ def test_numbers_that_one_side_does_not_have_are_not_said_to_be_unchanged():
         reports.append(tl_posgen.analyze(model, bundled_text(), **quick))
     some, none = (" ".join(compared(reports[0], other).findings()) for other in reports[1:])
     assert "4 heads defined on one side only, left out" in some
+    of_two = " ".join(compared(*reports[:2]).of_heads(["L0H1", "L2H0"]).findings())
+    assert "1 head defined on one side only, left out" in of_two
     assert "No head changes" not in none
     assert "Not defined for any head on both sides: r of position + query + key, " in none

@@ -26,13 +26,8 @@ from tl_posgen.stats.intervals import difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first numbers
-_TOLD_APART = (
-    "revision",
-    "text",
-    "length",
-    "prompts",
-    "dtype",
-)  # of two reports of one model, the first in which they differ
+# of two reports of one model, the first in which they differ
+_TOLD_APART = ("revision", "text", "length", "prompts", "dtype")
 _OF_TEXT = ("text", "prompts", "length", "first_token")  # told of both where they agree
 _COLUMNS = ("number", "difference", "interval from", "to")  # of the table, before those of the sides
 ROUNDING = 0.0005  # a smaller change is said as 0.000
@@ -178,12 +173,16 @@ def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_s
     means = [mean_of(mean_over(side, HEAD)) for side in (one, other)]
     found: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
     if one_shape:
-        n_lost = at_init(known ^ also, TRAINED).sum(HEAD)
         values = xr.concat([_of_model(one), _of_model(other)], xr.Variable("report", np.array(SIDES)))
-        found |= {"change": _change(one, other, paired), "value": values, "n_lost": n_lost}
+        found |= {"change": _change(one, other, paired), "value": values, "n_lost": _n_lost(values)}
         one, other = one.where(known & also), other.where(known & also)
     found["mean_change"] = _change(mean_over(one, HEAD), mean_over(other, HEAD), paired)
     return xr.Dataset(found)
+
+
+def _n_lost(values: xr.DataArray) -> xr.DataArray:
+    """Return how many heads have a value in one of both reports alone."""
+    return (values.notnull().sum("report") == 1).sum(HEAD)
 
 
 def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataArray:
@@ -242,7 +241,8 @@ class Comparison(Measure):
     def of_heads(self, data: xr.Dataset) -> xr.Dataset:
         """Return means over the chosen heads; their intervals cannot be made of what is kept."""
         change = mean_over(data["change"], HEAD).where(data["end"] == ENDS[0])
-        return data.assign(mean=mean_over(data["value"], HEAD), mean_change=change)
+        mean = mean_over(data["value"], HEAD)
+        return data.assign(mean=mean, mean_change=change, n_lost=_n_lost(data["value"]))
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return list(self.figures) if "change" in data else []
