@@ -167,7 +167,7 @@ class Setup:
             parts: finished parts that it was made of, of no more use when it is saved.
         """
         from tl_posgen.core.files import require_free, write_files
-        from tl_posgen.core.formatting import counted
+        from tl_posgen.core.formatting import prompts_in_words
         from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
 
@@ -199,9 +199,8 @@ class Setup:
         n, length, text, drawn, first = (
             report.provenance.get(name) for name in ("prompts", "length", "text", "drawn", "first_token")
         )
-        told = "".join(f", {one}" for one in (drawn, f"first token: {first}" if first else "") if one)
-        of_text = f" of {text}" if text else ""
-        cut = f"{counted(n, 'prompt')} of {length} tokens{of_text}{told}. " if n and length else ""
+        told = (prompts_in_words(n, length, text), drawn, f"first token: {first}" if first else "")
+        cut = f"{', '.join(filter(None, told))}. " if told[0] else ""
         print(f"\n{cut}Report: {Path(self.out) / 'index.html'}")
 
 

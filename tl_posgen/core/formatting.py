@@ -73,6 +73,19 @@ def counted(n: int | float, what: str) -> str:
     return f"{n:g} {what}{'' if n == 1 else 's'}"
 
 
+def prompts_in_words(n: int | None, length: int | Sequence[int] | None, text: str | None = None) -> str:
+    """Return how many prompts of how many tokens of which text there are; "" where that is not known.
+
+    Example:
+        >>> prompts_in_words(4, 256, "alice"), prompts_in_words(2, [5, 9])
+        ('4 prompts of 256 tokens of alice', '2 prompts of 5 to 9 tokens')
+    """
+    if not n or not length:
+        return ""
+    tokens = f"{min(length)} to {max(length)}" if isinstance(length, Sequence) else length
+    return f"{counted(n, 'prompt')} of {tokens} tokens{f' of {text}' if text else ''}"
+
+
 def in_ranges(numbers: Sequence[int]) -> str:
     """Return ascending whole numbers with neighbours joined.
 

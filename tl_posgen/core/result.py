@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.files import results_bytes, write_whole
-from tl_posgen.core.formatting import counted, known_by
+from tl_posgen.core.formatting import counted, known_by, prompts_in_words
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.numbers import MOST_LABELS, SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
@@ -176,12 +176,11 @@ class Result:
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
-                ends = ENDS[1:] if "end" in array.dims else ()
-                drawn = {"": array if set(SAMPLED) & set(rows) else mean_of(array)}
-                drawn |= {end: array.sel(end=end, drop=True) for end in ends}
-                for end, one in drawn.items():
-                    labelled = columns_of(one, rows, chosen)
-                    columns |= {", ".join([str(name), *at, *([end] if end else [])]): column for at, column in labelled}
+                parts = {"": array if set(SAMPLED) & set(rows) else mean_of(array)}
+                parts |= {f", {end}": array.sel(end=end, drop=True) for end in ENDS[1:] if "end" in array.dims}
+                for end, part in parts.items():
+                    labelled = columns_of(part, rows, chosen)
+                    columns |= {", ".join([str(name), *at]) + end: column for at, column in labelled}
         named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
@@ -431,10 +430,9 @@ def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> 
     for result in results:
         provenance = dict(result.provenance)
         sizes.append(len(provenance["heads"]) if "heads" in provenance else _n_heads(result))
-    prompts, length = provenance.get("prompts"), provenance.get("length")
-    told = [counted(max(sizes), "head")] if max(sizes) else []
-    told += [f"{counted(prompts, 'prompt')} of {length} tokens"] if prompts and length else []
-    return f"{', '.join([name, *told])}){': ' * bool(sentences)}{''.join(sentences[:1])}"
+    heads = counted(max(sizes), "head") if max(sizes) else ""
+    prompts = prompts_in_words(provenance.get("prompts"), provenance.get("length"))
+    return f"{', '.join(filter(None, [name, heads, prompts]))}){': ' * bool(sentences)}{''.join(sentences[:1])}"
 
 
 def _n_heads(result: Result) -> int:

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from tl_posgen.core.formatting import counted
+from tl_posgen.core.formatting import counted, prompts_in_words
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.report import MOST_SENTENCES, Report
 from tl_posgen.core.result import Result
@@ -89,8 +89,8 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
 def _of_the_text(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> list[str]:
     """Return a sentence on the text and the prompts cut from it, and one on what their first token is, with the
     attention that it takes where a measure has it."""
-    n, length, text = (provenance.get(name) for name in ("prompts", "length", "text"))
-    told = [f"{counted(n, 'prompt')} of {length} tokens of {text}."] if n and isinstance(length, int) and text else []
+    cut = prompts_in_words(*(provenance.get(name) for name in ("prompts", "length", "text")))
+    told = [f"{cut}."] if cut else []
     if not provenance.get("first_token"):
         return told
     numbers, takes = results["variance"].numbers if "variance" in results else None, ""
