@@ -303,7 +303,7 @@ def test_what_prompts_begin_with_is_said(mini, alice):
 
 def test_a_report_says_which_text_it_is_of(mini, tmp_path):
     """By the name of its file or book; else by its beginning, on one line."""
-    (tmp_path / "walrus.txt").write_text("The time has come,\n the Walrus said, to tlk of many things. " * 9)
+    (tmp_path / "walrus.txt").write_text("The time has come,\n the Walrus said, to talk of many things. " * 9)
     walrus = read_text(tmp_path / "walrus.txt")
     named = {"Alice's Adventures in Wonderland": bundled_text(), "walrus": walrus}
     begun = {"'The time has come, the Walrus said, to t ..'": walrus + " ", "2 texts: 'Down.', ..": ["Down.", "Up."]}

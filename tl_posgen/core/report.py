@@ -32,15 +32,8 @@ from tl_posgen.models.selection import Heads
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
-_TOLD = (
-    "model",
-    "backend",
-    "text",
-    "length",
-    "prompts",
-    "first_token",
-    "versions",
-)  # of the provenance, in summary.json
+# of the provenance, in summary.json
+_TOLD = ("model", "backend", "text", "length", "prompts", "first_token", "versions")
 
 
 class Report(Mapping[str, Result]):

@@ -13,7 +13,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import format_number
-from tl_posgen.core.measure import HEAD, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
@@ -54,7 +54,7 @@ _PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
-WORDS = {"unchanged": "unchanged"} | {name: rule.words for name, rule in CONTEXT_RULES.items()}
+WORDS = {name: rule.words for name, rule in CONTEXT_RULES.items()}
 Condition = Literal["unchanged", ContextRuleName]
 
 
@@ -88,7 +88,8 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
     def of_result(result: Any) -> dict[str, Any]:
         conditions = result.own["condition"].values.tolist()
         curves = {
-            name: [(WORDS[one], partial(drawn, name=name, condition=one)) for one in conditions] for name in titles
+            name: [(in_words(one, WORDS), partial(drawn, name=name, condition=one)) for one in conditions]
+            for name in titles
         }
         return {title: curves[name] for name, title in titles.items()}
 
@@ -105,7 +106,7 @@ def _draw_outputs(result: Any) -> go.Figure:
     conditions = [str(condition) for condition in result.own["condition"].values]
     rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in both for layer in data["shown_layer"].values]
     titles = [
-        f"{WORDS[condition]}, layer {int(data['shown_layer'])}<br>{side}: share "
+        f"{in_words(condition, WORDS)}, layer {int(data['shown_layer'])}<br>{side}: share "
         f"{format_number(float(data['plane_share']), '.0%')}"
         for side, data in rows
         for condition in conditions
@@ -390,9 +391,9 @@ class LengthExtrapolation(Measure):
         for condition in own.data["condition"].values.tolist():
             numbers = self.beyond(own, condition)
             said.append(
-                f"Beyond {length}, {WORDS[condition]}: the loss is {numbers['loss'].plain:.2f}, {numbers['rise']:+.2f} "
-                f"against the unchanged model's inside it; the outputs of {numbers['within_noise']:.0%} of heads stay "
-                "in their distribution."
+                f"Beyond {length}, {in_words(condition, WORDS)}: the loss is {numbers['loss'].plain:.2f}, "
+                f"{numbers['rise']:+.2f} against the unchanged model's inside it; the outputs of "
+                f"{numbers['within_noise']:.0%} of heads stay in their distribution."
             )
         inside = own("segment_loss", condition="unchanged", segment=0)
         noise = own.number(own.array("noise_level").median(HEAD))
