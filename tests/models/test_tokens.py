@@ -21,6 +21,7 @@ from tl_posgen.models.tokens import (
     first_token_in_words,
     name_of_text,
     read_text,
+    repeated_share,
     start_of_texts,
     to_prompts,
     token_strings,
@@ -313,3 +314,16 @@ def test_a_report_says_which_text_it_is_of(mini, tmp_path):
     report = analyze(mini, walrus, measures="loss", length=16, n_prompts=2, nulls=False)
     assert report.provenance["text"] == report["loss"].provenance["text"] == "walrus"
     assert "2 prompts of 16 tokens of walrus" in report.html()
+
+
+def test_prompts_of_a_text_that_repeats_are_no_samples_and_that_is_said(mini, alice):
+    """Whatever the places at which they are cut from it; a text that goes on says nothing."""
+    again = "The time has come, the Walrus said, to talk of many things: of shoes and ships and sealing-wax. " * 40
+    reports = [analyze(mini, text, measures="variance", length=48, n_prompts=4, nulls=False) for text in (again, alice)]
+    warned = [[one for one in report.findings() if "too narrow" in one] for report in reports]
+    assert [len(one) for one in warned] == [1, 0]
+    assert "repeated" not in reports[1].provenance
+    assert warned[0] == [f"variance: {reports[0]['variance'].warnings[0]}"]
+    assert repeated_share(to_prompts(mini, again, 48, 4)) > 0.95
+    assert repeated_share([torch.tensor([1, 2]), torch.tensor([2, 1]), torch.tensor([1, 2])]) == 2 / 3
+    assert repeated_share([torch.tensor([1, 2])]) == repeated_share([]) == 0

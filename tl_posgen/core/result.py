@@ -146,6 +146,11 @@ class Result:
         metric = self.provenance.get("metric")
         if metric and any("nats" in one.unit for one in self.measure.variables.values()):
             found.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
+        if repeated := self.provenance.get("repeated"):
+            found.append(
+                f"{repeated:.0%} of what the prompts say stands in another prompt too, so intervals over prompts are too "
+                "narrow; give a text that does not repeat."
+            )
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
             found.append("the random init has the model's own weights, so the two cannot differ.")
         return found

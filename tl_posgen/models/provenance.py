@@ -15,7 +15,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double_device, elements_at_once, summable
 from tl_posgen.models.same_logits import N_TOKENS, without_hooks
 from tl_posgen.models.session import Session
-from tl_posgen.models.tokens import first_token_in_words
+from tl_posgen.models.tokens import first_token_in_words, repeated_share
 
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
 
@@ -28,6 +28,7 @@ def versions() -> dict[str, str]:
 
 _BLOCK = 2**16  # words that one sum stands for
 _IN_CACHE = 2**18  # words that are multiplied at once
+_MOST_REPEATED = 0.5  # share of runs of tokens that stand in another prompt too, above which it is said
 _WORDS = {1: torch.int8, 2: torch.int16}  # bytes of an entry -> how its bits are read; wider ones as some int32
 
 
@@ -113,6 +114,7 @@ def provenance_of(
     digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
     for prompt in tokens:
         digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
+    repeated = round(repeated_share(tokens), 3)
     return {
         "model": session.label,
         **({} if origin.called is None else {"file": session.file}),
@@ -125,6 +127,7 @@ def provenance_of(
         "prompts": len(tokens),
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "first_token": first_token_in_words(session, tokens),
+        **({"repeated": repeated} if repeated > _MOST_REPEATED else {}),
         "tokens_sha256": digest.hexdigest() if tokens else None,
         "weights": fingerprint(session),
         "parameters": session.backend.n_parameters(),

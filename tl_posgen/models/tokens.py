@@ -2,9 +2,11 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ BUNDLED_NAME = "Alice's Adventures in Wonderland"
 _LONGEST_PATH = 4096  # characters
 _BEGINNING = 40  # characters that stand for a text without a name
 _MOST_WORDS = 4  # that prompts begin with, in a sentence
+_RUN = 16  # tokens in a row that two texts hardly share by chance
 _LIKE_A_PATH = re.compile(r"(~|\.{1,2})/\S+|/\S+/\S*|\S+\.(txt|md|json|jsonl|csv|tsv|parquet)")
 
 
@@ -169,6 +172,25 @@ def first_token_in_words(session: Session, rows: Sequence[Int[Tensor, " _"]]) ->
     else:
         kind = "no BOS but " + ("word" if len(texts) == 1 else "words")
     return f"{kind} {', '.join(texts[:_MOST_WORDS])}{', ..' * (len(texts) > _MOST_WORDS)}"
+
+
+def repeated_share(rows: Sequence[Int[Tensor, " _"]]) -> float:
+    """Return the share of the runs of 16 tokens (fewer, of a shorter prompt) that stand in another prompt too.
+
+    Where much is repeated, prompts are no independent samples.
+
+    Example:
+        >>> once, other = torch.arange(20), torch.arange(20, 40)
+        >>> repeated_share([once, other]), repeated_share([once, other, once])
+        (0.0, 0.6666666666666666)
+    """
+    ids = [row.cpu().numpy().astype(np.int64) for row in rows if len(row)]
+    if len(ids) < 2:
+        return 0.0
+    factors = np.random.default_rng(0).integers(2**62, size=min(_RUN, *map(len, ids))) * 2 + 1
+    hashes = [np.lib.stride_tricks.sliding_window_view(one, len(factors)) @ factors for one in ids]
+    times = Counter(chain.from_iterable(set(some.tolist()) for some in hashes))  # each run once a prompt
+    return float(np.mean([times[run] > 1 for some in hashes for run in some.tolist()]))
 
 
 def spread(pieces: Sequence[Any], n: int) -> list[Any]:
