@@ -75,9 +75,9 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
     geometry = []
 
     def see(layer) -> None:
-        where, moments = layer.geometry, layer.once(triple_moments_of)
+        where, moments = layer.geometry, layer.shared(triple_moments_of)
         geometry[:] = [where]
-        own = {"r": layer.once(fit_capture)[0].r, "slash": layer.once(statistics_of).score[0, :, : LENGTH // 2]}
+        own = {"r": layer.shared(fit_capture)[0].r, "slash": layer.shared(statistics_of).score[0, :, : LENGTH // 2]}
         rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}
         own["split"] = mean_key_products(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).correlation()[0][
             0, 0

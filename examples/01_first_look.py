@@ -61,7 +61,7 @@ interaction = report["variance"].numbers("interaction")  # with its 95 % interva
 print(f"interaction: {interaction:.3f}")
 
 # %%
-report["variance"].own["interaction"].attrs["description"]
+report["variance"].trained["interaction"].attrs["description"]
 
 # %% [markdown]
 # ## Look

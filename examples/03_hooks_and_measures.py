@@ -122,8 +122,8 @@ class MeanKeyShare(Measure):
         keys = layer.k[:, self.first :].double()
         return {"share": keys.mean(1).square().sum(-1) / keys.square().sum(-1).mean(-1)}
 
-    def findings(self, own):
-        return [f"Mean keys hold {own('share'):.0%} of the energy of keys."]
+    def findings(self, numbers):
+        return [f"Mean keys hold {numbers('share'):.0%} of the energy of keys."]
 
 
 share = MeanKeyShare()(model, text, null_seeds=(0, 1, 2), **cut)

@@ -31,7 +31,7 @@ def collected(measure: Measure, *captures: LayerCapture) -> xr.Dataset:
     sums = Sums(measure.variables, measure.labels())
     for one, values in zip(captures, measure.of_layers([measure.of_layer(one) for one in captures]), strict=True):
         sums.add_layer(one, with_token_variants(values))
-    return measure.finish(sums)
+    return measure.of_sums(sums)
 
 
 def assert_same_parts(found: LayerCapture, expected: LayerCapture, rtol: float = 0.0, atol: float = 0.0) -> None:

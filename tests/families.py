@@ -56,13 +56,13 @@ class Family:
     Attributes:
         config: makes the Hugging Face config.
         hooked, bridge: whether the backend's attention can be described and proved.
-        handed_on: whether the bridge leaves attention to Hugging Face.
+        left_to_hf: whether the bridge leaves attention to Hugging Face.
     """
 
     config: Callable[[], Any]
     hooked: bool = True
     bridge: bool = True
-    handed_on: bool = False
+    left_to_hf: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -74,7 +74,7 @@ FAMILIES: dict[str, Family] = {
     "llama_dynamic": Family(scaled_llama(rope_type="dynamic", factor=4.0), hooked=False),
     "mistral": Family(with_sizes("MistralConfig", GROUPED, sliding_window=6)),
     "neox": Family(with_sizes("GPTNeoXConfig", SIZES, rotary_pct=0.5)),
-    "gptj": Family(with_sizes("GPTJConfig", GPT, rotary_dim=4), handed_on=True),
+    "gptj": Family(with_sizes("GPTJConfig", GPT, rotary_dim=4), left_to_hf=True),
     "qwen2": Family(with_sizes("Qwen2Config", GROUPED)),
     "qwen3": Family(with_sizes("Qwen3Config", GROUPED, head_dim=8)),
     "gemma2": Family(
@@ -92,16 +92,16 @@ FAMILIES: dict[str, Family] = {
         with_sizes("BloomConfig", {}, vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0,
                    eos_token_id=1)
     ),
-    "opt": Family(with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), handed_on=True),
+    "opt": Family(with_sizes("OPTConfig", SIZES, ffn_dim=48, word_embed_proj_dim=32), left_to_hf=True),
     "gpt_neo": Family(
         with_sizes("GPTNeoConfig", {}, vocab_size=VOCAB, hidden_size=32, num_layers=2, num_heads=4, window_size=6,
                    attention_types=[[["global", "local"], 1]], max_position_embeddings=CONTEXT, bos_token_id=0,
                    eos_token_id=1),
-        handed_on=True,
+        left_to_hf=True,
     ),
     "llama4": Family(
         with_sizes("Llama4TextConfig", GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=2),
-        hooked=False, handed_on=True,
+        hooked=False, left_to_hf=True,
     ),
     "smollm3": Family(with_sizes("SmolLM3Config", GROUPED, no_rope_layers=[1, 0]), hooked=False),
     "olmo2": Family(with_sizes("Olmo2Config", GROUPED), hooked=False),
@@ -122,7 +122,7 @@ if find_spec("transformers.models.laguna"):
             with_sizes("LagunaConfig", GROUPED, head_dim=8, num_attention_heads_per_layer=[first, second],
                        sliding_window=6, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
                        shared_expert_intermediate_size=16),
-            hooked=False, handed_on=True,
+            hooked=False, left_to_hf=True,
         )
         for first, second in ((4, 8), (8, 4))
     }  # fmt: skip

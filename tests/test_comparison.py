@@ -68,8 +68,8 @@ def of_report(report, number):
 
 def test_differences_are_those_of_the_reports(intact, ablated):
     result = compared(intact, ablated)
-    change = result.own["change"].sel(end="value")
-    numbers = [str(one) for one in result.own["number"].values]
+    change = result.trained["change"].sel(end="value")
+    numbers = [str(one) for one in result.trained["number"].values]
     for number in numbers:
         first, second = (of_report(one, number).sel(init="trained", group="all") for one in (intact, ablated))
         expected, found = (second - first).values, change.sel(number=number).transpose("layer", "head").values
@@ -107,7 +107,7 @@ def test_reports_of_the_same_prompts_are_paired_whatever_heads_each_has(mini, in
     chosen = tl_posgen.analyze(mini, bundled_text(), heads="L2H2", **QUICK)
     one = compared(chosen, ablated)
     whole = compared(intact, ablated).frame().query("layer == 2 and head == 2").set_index("number")
-    assert one.own.attrs["paired"] == 1
+    assert one.trained.attrs["paired"] == 1
     pd.testing.assert_frame_equal(one.frame().set_index("number"), whole.loc[one.frame()["number"]], rtol=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_heads_are_chosen_by_the_change_of_a_number_as_the_reports_frame_calls_i
     for lowest in (False, True):
         found = report.heads(top=3, by="three_axis_r", lowest=lowest)
         assert found["change"].tolist() == pytest.approx(sorted(change, reverse=not lowest)[:3])
-    assert report.heads().equals(report.heads("comparison", by=str(report["comparison"].own["number"].values[0])))
+    assert report.heads().equals(report.heads("comparison", by=str(report["comparison"].trained["number"].values[0])))
     labelled = report.heads(by="change", number="three_axis_r, without first", top=None)
     assert len(labelled) == len(change)
     with pytest.raises(InputError, match=r"by='nothing': comparison has, per head, .*three_axis_r; "):
@@ -129,7 +129,7 @@ def test_heads_are_chosen_by_the_change_of_a_number_as_the_reports_frame_calls_i
 
 def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, intact, ablated_model, ablated):
     result = compared(intact, ablated)
-    found = result.own["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
+    found = result.trained["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
     prompts, alone = to_prompts(mini, bundled_text(), length=24, n_prompts=5), {"null_seeds": (), "progress": False}
     change = np.stack(
         [
@@ -148,15 +148,15 @@ def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, int
 
 def test_of_other_prompts_half_widths_add_as_squares(intact, elsewhere):
     result = compared(intact, elsewhere)
-    assert not result.own.attrs["paired"]
-    _, low, high = result.own["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
+    assert not result.trained.attrs["paired"]
+    _, low, high = result.trained["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
     each = [intervals_of(of_report(one, "three_axis_r")) for one in (intact, elsewhere)]
     half = [(one["high"] - one["low"]).transpose("layer", "head") / 2 for one in each]
     np.testing.assert_allclose((high - low) / 2, np.hypot(*half), atol=1e-9)
 
 
 def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact, ablated, elsewhere):
-    change = ablated["loss"].own["loss"].values - intact["loss"].own["loss"].values
+    change = ablated["loss"].trained["loss"].values - intact["loss"].trained["loss"].values
     half = 2.7764 * change.std(ddof=1) / np.sqrt(5)
     sentence = compared(intact, ablated).findings()[0].partition("prompt: ")[2]
     mean = change.mean()
@@ -191,11 +191,11 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     cut = QUICK | {"measures": [rules, "variance"], "n_prompts": 9, "null_seeds": ()}
     reports = [tl_posgen.analyze(model, alice, **cut) for model in (mini, changed)]
     result = compared(*reports)
-    numbers = {str(one) for one in result.own["number"].values}
+    numbers = {str(one) for one in result.trained["number"].values}
     assert {f"recall, {rule}" for rule in ("window", "vertical", "drawn", "oracle")} < numbers
     first, second = (one["rules"].sel(rule="vertical", tokens="all")["recall"] for one in reports)
     change = (second - first).transpose("prompt", "layer", "head").values  # of four prompts; variance has five groups
-    found = result.own["change"].sel(number="recall, vertical").transpose("end", "layer", "head")
+    found = result.trained["change"].sel(number="recall, vertical").transpose("end", "layer", "head")
     half = 3.1824 * change.std(0, ddof=1) / np.sqrt(4)
     for one, expected in zip(found, (change.mean(0), change.mean(0) - half, change.mean(0) + half), strict=True):
         np.testing.assert_allclose(one, expected, atol=1e-5)
@@ -240,7 +240,7 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
     assert "(random init" in report.findings()[1]
-    change = report["comparison"].own["change"].sel(end="value", number="three_axis_r_within_rows")
+    change = report["comparison"].trained["change"].sel(end="value", number="three_axis_r_within_rows")
     layer, head = change.to_series().abs().idxmax()
     [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
     assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")
@@ -270,7 +270,7 @@ def test_saved_reports_are_compared_by_the_command(intact, ablated, tmp_path, co
 def test_single_prompts_have_differences_without_intervals():
     one = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=1, null_seeds=())
     result = compared(one, one)
-    assert float(abs(result.own["change"]).max()) == 0
+    assert float(abs(result.trained["change"]).max()) == 0
     number = result.numbers("mean_change", number="position_share")
     assert (number.value, number.low) == (0, pytest.approx(np.nan, nan_ok=True))
 
@@ -293,7 +293,7 @@ def test_passes_without_token_ids_are_not_taken_for_the_same_prompts(mini):
 
     reports = attached(0), attached(400)
     assert reports[0].provenance["tokens_sha256"] is None
-    assert not compared(*reports).own.attrs["paired"]
+    assert not compared(*reports).trained.attrs["paired"]
 
 
 def test_reports_that_share_nothing_are_refused(intact):
@@ -307,7 +307,7 @@ def test_a_yardstick_that_no_model_can_change_is_not_compared():
         tl_posgen.analyze("mini", bundled_text()[start:], **QUICK | {"measures": ["slash"]}, null_seeds=())
         for start in (0, 30_000)
     )
-    numbers = compared(one, other).own["number"].values.tolist()
+    numbers = compared(one, other).trained["number"].values.tolist()
     assert "slash_score" in numbers
     assert not [name for name in numbers if "uniform" in name]
 

@@ -25,10 +25,10 @@ def test_it_is_the_cross_entropy_of_the_next_token(mini, alice, result):
     expected = torch.stack(
         [cross_entropy(x[:-1].double(), ids[1:], reduction="none") for x, ids in zip(logits, tokens, strict=True)]
     )
-    np.testing.assert_allclose(result.own["token_loss"], expected, rtol=1e-5)
-    np.testing.assert_allclose(result.own["loss"], expected.mean(1), rtol=1e-5)
-    np.testing.assert_allclose(result.own["token_loss"], token_losses(mini, tokens), rtol=1e-5)
-    assert result.own["position"].values.tolist() == list(range(1, 32))
+    np.testing.assert_allclose(result.trained["token_loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(result.trained["loss"], expected.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(result.trained["token_loss"], token_losses(mini, tokens), rtol=1e-5)
+    assert result.trained["position"].values.tolist() == list(range(1, 32))
 
 
 @pytest.mark.parametrize("at_once", [1, 300, 2**21])
@@ -45,14 +45,14 @@ def test_probabilities_of_blocks_of_positions_are_those_of_the_whole(monkeypatch
 
 def test_chosen_layers_and_heads_do_not_change_it(mini, alice, result):
     some = Loss()(mini, alice, **CUT, layers=[1], heads=[(1, 2)], null_seeds=(), progress=False)
-    np.testing.assert_allclose(some.own["loss"], result.own["loss"], rtol=1e-6)
+    np.testing.assert_allclose(some.trained["loss"], result.trained["loss"], rtol=1e-6)
 
 
 def test_prompts_of_several_lengths_each_have_their_own_mean(mini):
     texts = ["Down, down, down.", "Would the fall never come to an end?"]
-    whole = Loss()(mini, texts, null_seeds=(), progress=False).own
+    whole = Loss()(mini, texts, null_seeds=(), progress=False).trained
     for prompt, text in enumerate(texts):
-        alone = Loss()(mini, text, null_seeds=(), progress=False).own
+        alone = Loss()(mini, text, null_seeds=(), progress=False).trained
         own = whole["token_loss"].sel(prompt=prompt)
         assert int(own.notnull().sum()) == alone.sizes["position"]
         np.testing.assert_allclose(own.dropna("position"), alone["token_loss"][0], rtol=1e-5)
@@ -60,7 +60,7 @@ def test_prompts_of_several_lengths_each_have_their_own_mean(mini):
 
 
 def test_the_sentence_and_the_title_show_the_mean_beside_the_nulls(result):
-    own, *nulls, shuffled = (float(one["loss"].mean()) for one in (result.own, *result.nulls))
+    own, *nulls, shuffled = (float(one["loss"].mean()) for one in (result.trained, *result.nulls))
     assert result.findings() == [
         f"Loss: {own:.3f} (random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}, shuffled {shuffled:.3f}) "
         "nats per token."
@@ -71,7 +71,7 @@ def test_the_sentence_and_the_title_show_the_mean_beside_the_nulls(result):
 
 def test_the_curve_is_the_mean_over_prompts(result):
     own, null, shuffled = result.plot().data
-    np.testing.assert_allclose(own.y, result.own["token_loss"].mean("prompt"))
+    np.testing.assert_allclose(own.y, result.trained["token_loss"].mean("prompt"))
     np.testing.assert_allclose(null.y, result.null["token_loss"].mean("prompt"))
     assert own.x.tolist() == list(range(1, 32))
     assert (null.name, shuffled.name) == ("random init (seed 0)", "shuffled weights (seed 0)")

@@ -76,12 +76,12 @@ def test_losses_are_those_of_plain_runs_under_the_hooks(mini, result):
     layers = [[(f"blocks.{n}.attn.hook_z", off)] for n in range(mini.cfg.n_layers)]
     every = [[], *layers, [hook for hooks in layers for hook in hooks]]
     expected = np.stack([plain_losses(mini, hooks) for hooks in every])
-    np.testing.assert_allclose(result.own["loss"], expected, rtol=1e-6)
+    np.testing.assert_allclose(result.trained["loss"], expected, rtol=1e-6)
 
 
 def test_rises_have_intervals_and_nulls_and_stand_in_words_table_and_figure(result):
     rises = result.measure.rises(result.numbers)
-    loss = result.own["loss"].mean("prompt").to_series()
+    loss = result.trained["loss"].mean("prompt").to_series()
     for name, rise in rises.items():
         assert rise.value == pytest.approx(loss[name] - loss["unchanged"], abs=1e-6)
         assert rise.low < rise.value < rise.high
@@ -108,14 +108,14 @@ def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
     rows = torch.stack(to_prompts(mini, bundled_text(), 16, 4))
     own, other = (mini.run_with_hooks(rows, fwd_hooks=one).double().log_softmax(-1) for one in ([], HOOKS))
     expected = (own.exp() * (own - other)).sum(-1).mean(1).detach()
-    np.testing.assert_allclose(found.own["kl"].sel(condition="layer 0"), expected, rtol=1e-4)
-    np.testing.assert_allclose(found.own["loss"].sel(condition="layer 0"), plain_losses(mini, HOOKS), rtol=1e-6)
+    np.testing.assert_allclose(found.trained["kl"].sel(condition="layer 0"), expected, rtol=1e-4)
+    np.testing.assert_allclose(found.trained["loss"].sel(condition="layer 0"), plain_losses(mini, HOOKS), rtol=1e-6)
     change = (token_losses(mini, rows[:1], HOOKS) - token_losses(mini, rows[:1]))[0]
-    np.testing.assert_allclose(found.own["token_change"].sel(condition="layer 0"), change, atol=1e-5)
+    np.testing.assert_allclose(found.trained["token_change"].sel(condition="layer 0"), change, atol=1e-5)
     assert f"{change[5]:.4f}".rstrip("0") in found.show(0).local_src
-    assert (found.own["kl"].sel(condition="unchanged") == 0).all()
+    assert (found.trained["kl"].sel(condition="unchanged") == 0).all()
     assert found.null["kl"].sel(condition="layer 0").isnull().all()
-    first = found.own["kl"].sel(condition="first prompt")
+    first = found.trained["kl"].sel(condition="first prompt")
     np.testing.assert_allclose(first, [expected[0], 0, 0, 0], rtol=1e-4, atol=1e-9)
 
 
@@ -144,7 +144,7 @@ def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini
     again = []
     monkeypatch.setattr(BandAblation, "under", lambda *args: again.append(1) or under(*args))
     found = tl_posgen.analyze(mini, bundled_text(), keep=tmp_path, **how)["band_ablation"]
-    n = len(whole.own["condition"])
+    n = len(whole.trained["condition"])
     assert len(measured) == 6
     assert len(again) == 2 * n - 6
     xr.testing.assert_identical(found.dataset, whole.dataset)
@@ -213,7 +213,7 @@ def test_hooks_beyond_the_chosen_heads_are_refused(mini, where):
 
     with pytest.raises(InputError, match=r"condition 'a': a hook in layer 0, which was not chosen"):
         Deaf()(mini, bundled_text(), null_seeds=(), **CUT, **where)
-    assert Deaf()(mini, bundled_text(), null_seeds=(), **CUT, layers=0).own.sizes["condition"] == 2
+    assert Deaf()(mini, bundled_text(), null_seeds=(), **CUT, layers=0).trained.sizes["condition"] == 2
 
 
 BUILT_IN = [name for name, kind in KINDS.items() if issubclass(kind, Interventions)]

@@ -30,22 +30,22 @@ def expected(model, tokens):
 def test_analyze_takes_it_by_name_beside_ours(mini, alice):
     report = tl_posgen.analyze(mini, alice, measures=["figures", "slash"], **CUT)
     tokens = torch.stack(tl_posgen.models.tokens.to_prompts(mini, alice, length=24, n_prompts=2))
-    share = torch.from_numpy(report["figures"].own["share"].values)
+    share = torch.from_numpy(report["figures"].trained["share"].values)
     torch.testing.assert_close(share, expected(mini, tokens), rtol=1e-5, atol=1e-7)
     assert "mean_key_share" in report.frame().columns
-    assert report["figures"].own["share"].attrs["long_name"] == "mean key share"
+    assert report["figures"].trained["share"].attrs["long_name"] == "mean key share"
 
 
 def test_its_sentence_has_its_number_and_its_null_and_loaded_it_draws_its_own_figure_again(mini, alice, tmp_path):
     result = tl_posgen.analyze(mini, alice, measures="figures", **CUT)["figures"]
     sentence, caveat = result.findings()
     own, null, shuffled = re.findall(r"\d+%", sentence)
-    assert shuffled == f"{float(result.sides['shuffled']['share'].mean()):.0%}"
-    assert own == f"{float(result.own['share'].mean()):.0%}"
+    assert shuffled == f"{float(result.by_kind['shuffled']['share'].mean()):.0%}"
+    assert own == f"{float(result.trained['share'].mean()):.0%}"
     assert null == f"{float(result.null['share'].mean()):.0%}"
     assert caveat.endswith("keys are taken before they rotate.")
     again = tl_posgen.load(result.save(tmp_path / "figures.nc"))["figures"]
-    assert again.plot().data[0].x.tolist() == pytest.approx(result.own["share"].mean("head").values.tolist())
+    assert again.plot().data[0].x.tolist() == pytest.approx(result.trained["share"].mean("head").values.tolist())
     assert again.show(1) is not None
 
 
@@ -56,7 +56,7 @@ def test_attach_takes_it_and_its_options(mini):
     _, cache = mini.run_with_cache(tokens)
     keys = cache["blocks.0.attn.hook_k"][0, 3:, 0].double()
     share = keys.mean(0).square().sum() / keys.square().sum(-1).mean()
-    assert float(run.report()["figures"].own["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
+    assert float(run.report()["figures"].trained["share"][0, 0]) == pytest.approx(float(share), rel=1e-5)
 
 
 def test_the_list_of_measures_says_whose_it_is(command):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tl_posgen
-from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.conversion.hugging_face import silenced
 from tl_posgen.models.tokens import to_prompts
 
 HERE = Path(os.environ.get("TL_POSGEN_REAL_MODELS") or Path(__file__).parents[1] / "build/real_models")
@@ -25,7 +25,7 @@ def plain():
     """transformers' own reading of the file."""
     if not SMOLLM2.is_file():
         pytest.skip(f"{SMOLLM2} is not here: make real-models")
-    with quiet():
+    with silenced():
         return AutoModelForCausalLM.from_pretrained(SMOLLM2.parent, gguf_file=SMOLLM2.name, dtype=torch.float32).eval()
 
 
@@ -59,7 +59,7 @@ def test_smollm2_from_its_gguf_file_is_that_of_transformers(plain):
     report = tl_posgen.analyze(model, TEXT, measures="variance", null_seeds=(), progress=False)
     assert report.provenance["parameters"] == 134_515_008
     assert report.provenance["dequantised_from"] == "Q4_1"
-    found = report["variance"].own["additive_r_of_scores"]
+    found = report["variance"].trained["additive_r_of_scores"]
     for layer, head in HEADS:
         q = seen[layer, "q"].unflatten(-1, (9, 64))[:, head]
         k = seen[layer, "k"].unflatten(-1, (3, 64))[:, head // 3]  # three heads share a key

@@ -20,7 +20,7 @@ def passes(monkeypatch):
 
     def of(model):
         session = session_of(model)
-        session.found()
+        session.layers()
         session.cached_difference()
         handles.append(session.embedding.register_forward_pre_hook(lambda *_: seen.append(None)))
         return seen

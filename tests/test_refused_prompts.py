@@ -66,7 +66,7 @@ PROMPTS = [  # measure, prompts (None: of the bundled text), how they are cut, m
 
 
 def refused(model, measure, prompts, error, said, **cut):
-    session_of(model).found()
+    session_of(model).layers()
 
     def fail(*_):
         raise AssertionError("a forward pass was made")

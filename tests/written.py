@@ -21,7 +21,7 @@ class KeySize(Measure):
     def of_layer(self, layer):
         return {"size": FACTOR * layer.k.square().mean((1, 2)) ** self.power}
 
-    def findings(self, own):
+    def findings(self, numbers):
         return []
 """
 

@@ -12,8 +12,8 @@ import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import ENDS, HEAD, Measure, Variable
-from tl_posgen.core.number import AtHead, Number
-from tl_posgen.core.numbers import KEPT, SAMPLED, TRAINED, Numbers, at_init, intervals_of, mean_of, mean_over
+from tl_posgen.core.number import HeadNumber, Number
+from tl_posgen.core.numbers import NUMBER_DIMS, SAMPLE_DIMS, TRAINED, Numbers, at_init, intervals_of, mean_of, mean_over
 from tl_posgen.core.options import fits
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result, columns_of
@@ -60,7 +60,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         >>> quick = {"measures": "variance", "length": 16, "n_prompts": 4, "null_seeds": (), "progress": False}
         >>> whole = tl_posgen.analyze("mini", text, **quick)
         >>> result = tl_posgen.compare(whole, whole)["comparison"]
-        >>> float(abs(result.own["change"]).max())
+        >>> float(abs(result.trained["change"]).max())
         0.0
     """
     reports = first, second = [load(one) if not isinstance(one, Report) else one for one in (first, second)]
@@ -100,7 +100,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     told = [label if times[label] == 1 else of_measure[name] + label for name, label in labels.items()]
     data = data.assign(label=("number", told))
     if paired and "loss" in first and "loss" in second:
-        losses = [one["loss"].own["loss"].reset_coords(drop=True) for one in reports]
+        losses = [one["loss"].trained["loss"].reset_coords(drop=True) for one in reports]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
     inits = [f"{after} - {before}", *(null_label(str(one)) for one in data["init"].values[1:])]
     attrs: dict[str, Any] = {"first": before, "second": after, "paired": int(paired)}
@@ -149,14 +149,14 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
             shown = of_heads and variable.compared and (variable.headline or variable.interval)
             if shown and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
-                sampled = variable.interval or bool(set(SAMPLED) & set(variable.dims))  # an argmax has no interval
+                sampled = variable.interval or bool(set(SAMPLE_DIMS) & set(variable.dims))  # an argmax has no interval
                 attrs = {
                     "label": variable.label,
                     "headline": bool(variable.headline) and sampled,
                     "measure": result.name,
                 }
                 title = variable.headline or f"{result.name}.{name}"  # as in the report's frame
-                for at, column in columns_of(array, (*KEPT, *HEAD), result.measure.usual()):
+                for at, column in columns_of(array, (*NUMBER_DIMS, *HEAD), result.measure.usual()):
                     found[", ".join([title, *at])] = column.assign_attrs(attrs)
     return found
 
@@ -168,7 +168,7 @@ def _of_model(array: xr.DataArray) -> xr.DataArray:
 def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_shape: bool) -> xr.Dataset:
     """Return the mean of each side over heads, and the change of this mean; with one shape also that of every head that
     both have, and how many others one of both has."""
-    one, other = xr.align(first, second, join="inner", exclude=(*KEPT[1:], *(() if one_shape else HEAD)))
+    one, other = xr.align(first, second, join="inner", exclude=(*NUMBER_DIMS[1:], *(() if one_shape else HEAD)))
     known, also = (mean_of(side).notnull() for side in (one, other))
     means = [mean_of(mean_over(side, HEAD)) for side in (one, other)]
     found: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
@@ -202,14 +202,14 @@ def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataA
 
 def _maps_of_changes(result: Any) -> go.Figure:
     """Draw layer x head maps of the changes of the first numbers."""
-    change = result.own["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN)).transpose("number", *HEAD)
-    labels = [str(label) for label in result.own["label"].values[:DRAWN]]
+    change = result.trained["change"].sel(end=ENDS[0], drop=True).isel(number=slice(DRAWN)).transpose("number", *HEAD)
+    labels = [str(label) for label in result.trained["label"].values[:DRAWN]]
     maps = [Map(n, "", label, change[n].reset_coords(drop=True)) for n, label in enumerate(labels)]
     panels = map_panels(maps, columns=3)
     panels.figure.update_traces(coloraxis=None, colorscale=DIVERGING, zmid=0, showscale=False)
     panels.figure.layout.coloraxis = None
     subtitle = "second less first, each map on its own scale of colours; headlines first"
-    return panels.finish(f"Difference per head · {model_label(result.own)}", subtitle)
+    return panels.titled(f"Difference per head · {model_label(result.trained)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -247,63 +247,63 @@ class Comparison(Measure):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return list(self.figures) if "change" in data else []
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         lines = []
-        if "loss" in own:
-            loss = own.dataset["loss"]
-            change = own.number(loss.sel(report="second") - loss.sel(report="first"))
+        if "loss" in numbers:
+            loss = numbers.dataset["loss"]
+            change = numbers.number(loss.sel(report="second") - loss.sel(report="first"))
             lines.append(
-                f"Loss: {change.with_interval:+.3f} nats a token, from {own('loss', report='first').plain:.3f}."
+                f"Loss: {change.with_interval:+.3f} nats a token, from {numbers('loss', report='first').plain:.3f}."
             )
-        largest, labels = abs(own.data["mean_change"].sel(end=ENDS[0])), own.data["label"].values
-        if "change" in own:
-            largest = abs(own.data["change"].sel(end=ENDS[0])).max(HEAD)
-        changed = own.data["number"].values[(largest >= ROUNDING).values]
-        lines += [self._sentence(own, str(number)) for number in changed]
+        largest, labels = abs(numbers.data["mean_change"].sel(end=ENDS[0])), numbers.data["label"].values
+        if "change" in numbers:
+            largest = abs(numbers.data["change"].sel(end=ENDS[0])).max(HEAD)
+        changed = numbers.data["number"].values[(largest >= ROUNDING).values]
+        lines += [self._sentence(numbers, str(number)) for number in changed]
         same, unknown = ([str(label) for label in labels[of.values]] for of in (largest < ROUNDING, largest.isnull()))
         if same:
             size = f" by {ROUNDING:g} or more" if float(largest.where(largest < ROUNDING).max()) else ""
-            what = "head" if "change" in own else "mean over heads"
+            what = "head" if "change" in numbers else "mean over heads"
             lines.append(f"No {what} changes{size}{' in ' + ', '.join(same) if changed.size or unknown else ''}.")
         if unknown:
             lines.append(f"Not defined for any head on both sides: {', '.join(unknown)}.")
-        if apart := own.attrs.get("apart"):
+        if apart := numbers.attrs.get("apart"):
             lines.append(f"Left out, as measured with other options: {apart}.")
         heads = ""
-        if "n_first" in own.attrs:
-            n_first, n_second = (counted(int(own.attrs[name]), "head") for name in ("n_first", "n_second"))
+        if "n_first" in numbers.attrs:
+            n_first, n_second = (counted(int(numbers.attrs[name]), "head") for name in ("n_first", "n_second"))
             heads = f"means over the {n_first} of the one and the {n_second} of the other, "
-        kind = "intervals paired by prompt" if own.attrs["paired"] else "intervals of two sets of prompts"
-        if own.data["mean_change"].sel(end=ENDS[1]).isnull().all():
+        kind = "intervals paired by prompt" if numbers.attrs["paired"] else "intervals of two sets of prompts"
+        if numbers.data["mean_change"].sel(end=ENDS[1]).isnull().all():
             kind = "too few prompts for intervals"
-        names = f"From {own.attrs['first']} to {own.attrs['second']}"
-        cuts = own.attrs.get("cuts")
+        names = f"From {numbers.attrs['first']} to {numbers.attrs['second']}"
+        cuts = numbers.attrs.get("cuts")
         moved = f"The reports are of {cuts}: by that alone numbers differ, those of null models too."
         return [f"{names}, {heads}{kind}: {lines[0]}", *([moved] if cuts else []), *lines[1:]]
 
-    def _sentence(self, own: Numbers, number: str) -> str:
+    def _sentence(self, numbers: Numbers, number: str) -> str:
         """Return the change of one number."""
-        mean, label = own("mean_change", number=number), str(own.data["label"].sel(number=number).values)
+        mean, label = numbers("mean_change", number=number), str(numbers.data["label"].sel(number=number).values)
         known = {kind: tuple(one for one in each if one == one) for kind, each in mean.by_null.items()}
         mean = replace(mean, by_null={kind: each for kind, each in known.items() if each})
         average = f"{label}: {mean.with_interval:+.3f} on average{mean.null_in_brackets:+.3f}"
-        if "change" not in own:
-            return f"{average}, from {own('mean', report='first', number=number).plain:.3f}."
-        value, low, high = (own.data["change"].sel(number=number, end=end) for end in ENDS)
+        if "change" not in numbers:
+            return f"{average}, from {numbers('mean', report='first', number=number).plain:.3f}."
+        value, low, high = (numbers.data["change"].sel(number=number, end=end) for end in ENDS)
         n_known, n_changed = int(low.notnull().sum()), int(((low > 0) | (high < 0)).sum())
         heads = f"; in {n_changed} of {counted(n_known, 'head')} the interval leaves out zero" if n_known else ""
         changes = value.transpose(*HEAD).to_series().dropna()
         layer, head = changes.abs().idxmax()
-        largest = AtHead(int(layer), int(head), Number(float(changes[layer, head])))
-        lost = int(own.data["n_lost"].sel(number=number))
+        largest = HeadNumber(int(layer), int(head), Number(float(changes[layer, head])))
+        lost = int(numbers.data["n_lost"].sel(number=number))
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
         return f"{average}{heads}; most in {largest:+.3f}{left_out}."
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        numbers = own.data["number"].values
-        changes = own.along(own.array("mean_change"), "number")
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        compared = numbers.data["number"].values
+        changes = numbers.along(numbers.array("mean_change"), "number")
         ends = [[getattr(change, end) for change in changes] for end in ENDS]
-        rows: dict[str, Any] = dict(zip(_COLUMNS, [own.data["label"].values, *ends], strict=True))
+        rows: dict[str, Any] = dict(zip(_COLUMNS, [numbers.data["label"].values, *ends], strict=True))
         for side in SIDES:
-            rows[own.attrs[side]] = [own("mean", report=side, number=number).value for number in numbers]
+            rows[numbers.attrs[side]] = [numbers("mean", report=side, number=number).value for number in compared]
         return pd.DataFrame(rows)

@@ -17,7 +17,7 @@ from tl_posgen.core.numbers import Numbers, is_above, leave_one_out
 from tl_posgen.core.run import Run
 from tl_posgen.editing.given import check_hooks
 from tl_posgen.errors import InputError
-from tl_posgen.models.loss import divergence, judged, logits_of, normalisers_of
+from tl_posgen.models.loss import divergence, logits_of, losses_of_logits, normalisers_of
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, token_colours
@@ -26,7 +26,7 @@ from tl_posgen.stats.intervals import FEWEST
 
 UNTOUCHED = "unchanged"  # the condition without hooks
 _MOST_NAMED = 6  # conditions in a sentence
-WORTHLESS = 0.01  # nats: of what a control costs no more than this, by its interval, there are no shares
+LEAST_COST = 0.01  # nats: of what a control costs no more than this, by its interval, there are no shares
 PREDICTIONS = {  # variables of a measure that says how far predictions move, and on which tokens
     "kl": Variable(
         "KL of the predictions", "nats", "KL(unchanged || changed) of the next token", ("condition", "prompt")
@@ -96,7 +96,7 @@ class Interventions(Measure):
     whole_model = frozenset({"rise"})
     figures = {
         "rise": bars(
-            {"rise of the loss, nats": [("rise", lambda own: own.measure.rise_of(own))]},
+            {"rise of the loss, nats": [("rise", lambda numbers: numbers.measure.rise_of(numbers))]},
             "condition",
             title="Loss under interventions",
             subtitle="nats per token, over the unchanged model",
@@ -172,7 +172,7 @@ class Interventions(Measure):
         with session.exclusive(session.owner), torch.no_grad():
             unchanged = logits_of(session, row)
             normalisers = normalisers_of(unchanged)
-            of_unchanged = judged(session, unchanged, row, normalisers)[0].cpu()
+            of_unchanged = losses_of_logits(session, unchanged, row, normalisers)[0].cpu()
             for given in hooks.values():
                 given = given(prompt) if callable(given) else given
                 if given is None:
@@ -182,7 +182,7 @@ class Interventions(Measure):
                 with session.under(given):
                     logits = logits_of(session, row) if given else unchanged
                 of_condition = normalisers_of(logits) if given else normalisers
-                losses.append(judged(session, logits, row, of_condition)[0].cpu())
+                losses.append(losses_of_logits(session, logits, row, of_condition)[0].cpu())
                 kl.append(divergence(unchanged, logits, normalisers, of_condition).mean().item())
         of_all, labels = torch.stack(losses), {"condition": [*hooks]}
         found = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
@@ -205,45 +205,47 @@ class Interventions(Measure):
         """Return the variables of one condition: its loss by prompt, unless overridden."""
         return {"loss": run.losses_under(hooks).mean(-1).numpy()}
 
-    def rise_of(self, own: Numbers) -> xr.DataArray:
+    def rise_of(self, numbers: Numbers) -> xr.DataArray:
         """Return the rise of the loss [.., condition, prompt], zero of the unchanged model."""
-        loss = own.array("loss", condition=None)
+        loss = numbers.array("loss", condition=None)
         return loss - loss.sel(condition=UNTOUCHED, drop=True)
 
-    def rises(self, own: Numbers) -> dict[str, Number]:
+    def rises(self, numbers: Numbers) -> dict[str, Number]:
         """Return the rise of the loss by condition, all but the unchanged."""
-        rise = self.rise_of(own).drop_sel(condition=UNTOUCHED)
-        return dict(zip(map(str, rise["condition"].values), own.along(rise, "condition"), strict=True))
+        rise = self.rise_of(numbers).drop_sel(condition=UNTOUCHED)
+        return dict(zip(map(str, rise["condition"].values), numbers.along(rise, "condition"), strict=True))
 
-    def recovered_of(self, own: Numbers, name: str = "loss") -> xr.DataArray:
+    def recovered_of(self, numbers: Numbers, name: str = "loss") -> xr.DataArray:
         """Return (x(control) - x) / (x(control) - x(unchanged)) of a variable's means over the prompts and over all but
-        one of them [.., condition]; NaN where what the control costs is not above WORTHLESS by its interval."""
-        values = own.array(name, condition=None)
+        one of them [.., condition]; NaN where what the control costs is not above LEAST_COST by its interval."""
+        values = numbers.array(name, condition=None)
         means = leave_one_out(values) if values.sizes["prompt"] >= FEWEST else values.mean("prompt")
         control, unchanged = (means.sel(condition=one, drop=True) for one in (self.control, UNTOUCHED))
         worth = control - unchanged
-        return (control - means) / worth.where(is_above(worth, WORTHLESS))
+        return (control - means) / worth.where(is_above(worth, LEAST_COST))
 
-    def recovered(self, own: Numbers, name: str = "loss") -> dict[str, Number]:
+    def recovered(self, numbers: Numbers, name: str = "loss") -> dict[str, Number]:
         """Return `recovered_of` by condition, as numbers with their intervals over prompts."""
-        share = self.recovered_of(own, name)
-        return dict(zip(share["condition"].values.tolist(), own.along(share, "condition", (-np.inf, 1)), strict=True))
+        share = self.recovered_of(numbers, name)
+        return dict(
+            zip(share["condition"].values.tolist(), numbers.along(share, "condition", (-np.inf, 1)), strict=True)
+        )
 
-    def findings(self, own: Numbers) -> list[str]:
-        rises = self.rises(own)
+    def findings(self, numbers: Numbers) -> list[str]:
+        rises = self.rises(numbers)
         most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:_MOST_NAMED]
         said = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
         some = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
-        loss = own("loss")
+        loss = numbers("loss")
         return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{some}: {said}."]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: loss, rise with the ends of its interval, and with a control the share of the
         control's rise that is avoided, with its ends."""
-        losses = own.along(own.array("loss", condition=None), "condition")
-        rises, shares = self.rises(own), self.recovered(own) if self.control else {}
+        losses = numbers.along(numbers.array("loss", condition=None), "condition")
+        rises, shares = self.rises(numbers), self.recovered(numbers) if self.control else {}
         rows = []
-        for name, loss in zip(map(str, own.data["condition"].values), losses, strict=True):
+        for name, loss in zip(map(str, numbers.data["condition"].values), losses, strict=True):
             row = {"condition": name, "loss": loss.value}
             if name in rises:
                 row |= {"rise": rises[name].value, "low": rises[name].low, "high": rises[name].high}

@@ -12,21 +12,21 @@ from torch import Tensor
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
-from tl_posgen.models.loss import judged
+from tl_posgen.models.loss import losses_of_logits
 from tl_posgen.models.session import Session
-from tl_posgen.report.figures import finish, line, model_label, sides
+from tl_posgen.report.figures import drawn_models, line, model_label, titled
 
 
 def by_position(result: Any) -> go.Figure:
     """Draw the mean loss of the tokens at each position, over prompts."""
     curves = [
         line(data["position"].values, data["token_loss"].mean("prompt").values, side, colour)
-        for side, data, colour in sides(result)
+        for side, data, colour in drawn_models(result)
     ]
     figure = go.Figure(curves).update_xaxes(title_text="position").update_yaxes(title_text="loss, nats per token")
-    loss = result.own["loss"]
+    loss = result.trained["loss"]
     subtitle = f"mean over {loss.sizes['prompt']} prompts; over all positions {float(loss.mean()):.3f}"
-    return finish(figure, f"Loss by position · {model_label(result.own)}", subtitle)
+    return titled(figure, f"Loss by position · {model_label(result.trained)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Loss(Measure):
 
     Example:
         >>> result = Loss()("mini", "Down, down, down.", null_seeds=())
-        >>> bool(result.own["loss"][0] == result.own["token_loss"].mean())
+        >>> bool(result.trained["loss"][0] == result.trained["token_loss"].mean())
         True
     """
 
@@ -56,12 +56,12 @@ class Loss(Measure):
     def of_logits(
         self, tokens: Int[Tensor, " pos"], logits: Float[Tensor, "pos vocabulary"], session: Session
     ) -> Mapping[str, Any]:
-        return {"token_loss": judged(session, logits[None], tokens[None].to(logits.device))[0]}
+        return {"token_loss": losses_of_logits(session, logits[None], tokens[None].to(logits.device))[0]}
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         losses = sums.mean("token_loss")
         losses = losses.assign_coords(position=losses["position"] + 1)  # the first token is predicted from nothing
         return xr.Dataset({"token_loss": losses, "loss": losses.mean("position")})
 
-    def findings(self, own: Numbers) -> list[str]:
-        return [f"Loss: {own('loss'):.3f} nats per token."]
+    def findings(self, numbers: Numbers) -> list[str]:
+        return [f"Loss: {numbers('loss'):.3f} nats per token."]

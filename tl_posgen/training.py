@@ -58,7 +58,7 @@ def headline_means(report: Report) -> dict[str, float]:
     found = head_means(report.frame())
     for name, result in report.items():
         if result.headline_frame() is None:
-            plain = {key: one for key, one in result.own.data_vars.items() if one.dims == ("prompt",)}
+            plain = {key: one for key, one in result.trained.data_vars.items() if one.dims == ("prompt",)}
             found |= {name if key == name else f"{name}_{key}": float(one.mean()) for key, one in plain.items()}
     return found
 

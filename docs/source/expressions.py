@@ -16,48 +16,50 @@ def expressions_of(result: Any) -> Iterator[dict[str, Any]]:
         yield {"name": name, **labels, **number.as_dict()}
 
 
-def n_heads(own: Numbers, name: str) -> Entry:
+def n_heads(numbers: Numbers, name: str) -> Entry:
     """Return how many heads have a value of a per-head variable."""
-    return "n_heads", {}, Number(float(mean_of(at_init(own.array(name), TRAINED)).notnull().sum()))
+    return "n_heads", {}, Number(float(mean_of(at_init(numbers.array(name), TRAINED)).notnull().sum()))
 
 
 def dummy_distance(result: Any) -> Iterator[Entry]:
     """Yield the agreement of the key part over pairs of different distances, and losses: at the best distance, and
     beyond limits."""
-    own = result.numbers
-    matrix = own.array("key_agreement", tokens="without first")
+    numbers = result.numbers
+    matrix = numbers.array("key_agreement", tokens="without first")
     yield (
         "mean_key_agreement",
         {"tokens": "without first"},
-        own.number(matrix.where(matrix["d0"] != matrix["other_d0"])),
+        numbers.number(matrix.where(matrix["d0"] != matrix["other_d0"])),
     )
     labels = result.measure.labels()
-    yield "least_loss_at", {}, min((own("loss", condition=f"at {d0:.9g}") for d0 in labels["d0"]), key=float)
+    yield "least_loss_at", {}, min((numbers("loss", condition=f"at {d0:.9g}") for d0 in labels["d0"]), key=float)
     for limit in labels["limit"]:
-        yield "loss_beyond", {"limit": limit}, own("loss", condition=f"beyond {limit:.9g}")
+        yield "loss_beyond", {"limit": limit}, numbers("loss", condition=f"beyond {limit:.9g}")
 
 
 def length_extrapolation(result: Any) -> Iterator[Entry]:
     """Yield what stands for all segments beyond the training length."""
-    own = result.numbers
-    for condition in own.data["condition"].values.tolist():
-        beyond = result.measure.beyond(own, condition)
+    numbers = result.numbers
+    for condition in numbers.data["condition"].values.tolist():
+        beyond = result.measure.beyond(numbers, condition)
         yield "loss_beyond", {"condition": condition}, beyond["loss"]
         yield "within_noise", {"condition": condition}, beyond["within_noise"]
-        ratio = own.array("norm_ratio", condition=condition).isel(segment=slice(1, None)).mean("segment").median(HEAD)
-        yield "median_norm_ratio", {"condition": condition}, own.number(ratio)
+        ratio = (
+            numbers.array("norm_ratio", condition=condition).isel(segment=slice(1, None)).mean("segment").median(HEAD)
+        )
+        yield "median_norm_ratio", {"condition": condition}, numbers.number(ratio)
 
 
 def coupling(result: Any) -> Iterator[Entry]:
     """Yield means over pairs of layers and over tokens; the width and the number of blocks."""
-    own = result.numbers
+    numbers = result.numbers
     for at in ({}, {"version": "signed"}, {"bases": "swapped"}):
         labels = {**result.measure.usual(), **at}
-        yield "coupling", labels, own("coupling", **labels)
-    if "linearisation" in own:
-        yield "linearisation", {}, own("linearisation")
-    yield "d_model", {}, Number(float(result.own.attrs["d_model"]))
-    yield "blocks", {}, Number(float(result.own.sizes["state"] - 1))
+        yield "coupling", labels, numbers("coupling", **labels)
+    if "linearisation" in numbers:
+        yield "linearisation", {}, numbers("linearisation")
+    yield "d_model", {}, Number(float(result.trained.attrs["d_model"]))
+    yield "blocks", {}, Number(float(result.trained.sizes["state"] - 1))
 
 
 def planes(result: Any) -> Iterator[Entry]:
@@ -102,13 +104,13 @@ def slash_transfer(result: Any) -> Iterator[Entry]:
 
 def slash_ablation(result: Any) -> Iterator[Entry]:
     """Yield the score of the head that is strongest untouched, under each ablation."""
-    own = result.numbers
-    best = own.extreme("slash_score")
+    numbers = result.numbers
+    best = numbers.extreme("slash_score")
     head = {"layer": best.layer, "head": best.head}
-    scores = own.data["slash_score"].sel(head)
-    for condition in own.data["condition"].values.tolist():
+    scores = numbers.data["slash_score"].sel(head)
+    for condition in numbers.data["condition"].values.tolist():
         yield "strongest", {"condition": condition, **head}, Number(float(scores.sel(condition=condition)))
-    yield "strongest_uniform", head, Number(float(own.data["best_uniform"].sel(head)))
+    yield "strongest_uniform", head, Number(float(numbers.data["best_uniform"].sel(head)))
 
 
 def slash_planes(result: Any) -> Iterator[Entry]:
@@ -145,14 +147,14 @@ def cone(result: Any) -> Iterator[Entry]:
 
 def band_ablation(result: Any) -> Iterator[Entry]:
     """Yield under each ablation the rise of the loss and the score of slash heads; the largest rise."""
-    own = result.numbers
-    for condition, rise in result.measure.rises(own).items():
+    numbers = result.numbers
+    for condition, rise in result.measure.rises(numbers).items():
         yield "loss_change", {"condition": condition}, rise
-    for condition in own.data["condition"].values.tolist():
-        yield "slash_score", {"condition": condition}, result.measure.slash_score(own, condition)
-    loss = own.array("loss", condition=None).mean("prompt")
+    for condition in numbers.data["condition"].values.tolist():
+        yield "slash_score", {"condition": condition}, result.measure.slash_score(numbers, condition)
+    loss = numbers.array("loss", condition=None).mean("prompt")
     largest = abs(loss - loss.sel(condition="unchanged")).max("condition")
-    yield "largest_loss_change", {}, own.number(largest)
+    yield "largest_loss_change", {}, numbers.number(largest)
 
 
 def bias_ablation(result: Any) -> Iterator[Entry]:
@@ -174,7 +176,7 @@ def slash_biases(result: Any) -> Iterator[Entry]:
 def gap(result: Any) -> Iterator[Entry]:
     """Yield the gaps between which a copy is no longer read and harm begins; what text, copy and needle cost
     at the largest gap."""
-    own, last = result.numbers, result.own["gap"].values[-1].item()
+    own, last = result.numbers, result.trained["gap"].values[-1].item()
     for row in result.measure.table(own).to_dict("records"):
         condition = row["condition"]
         for name in ("reads", "lost", "harmless", "harm"):
@@ -201,14 +203,14 @@ def substitution(result: Any) -> Iterator[Entry]:
     scores, and how many conditions stand in for the scores."""
     from tl_posgen.position.substitution.substitution import NOT_OF_ALL
 
-    own = result.numbers
-    yield "worth", {}, result.measure.worth(own)
+    numbers = result.numbers
+    yield "worth", {}, result.measure.worth(numbers)
     for name, variable in {"recovered": "loss", "kl_recovered": "kl"}.items():
-        for condition, share in result.measure.recovered(own, variable).items():
+        for condition, share in result.measure.recovered(numbers, variable).items():
             yield name, {"condition": condition}, share
     for predictor in ("r", "attention_kl"):
-        yield "rank", {"predictor": predictor}, result.measure.rank(own, predictor)
-    yield "n_stand_ins", {}, Number(float(own.data.sizes["condition"] - len(NOT_OF_ALL)))
+        yield "rank", {"predictor": predictor}, result.measure.rank(numbers, predictor)
+    yield "n_stand_ins", {}, Number(float(numbers.data.sizes["condition"] - len(NOT_OF_ALL)))
 
 
 def sources(result: Any) -> Iterator[Entry]:
@@ -226,10 +228,10 @@ def sources(result: Any) -> Iterator[Entry]:
 
 def token_coupling(result: Any) -> Iterator[Entry]:
     """Yield the coupling of different tokens with one input, or one output, token: lowest and highest layer."""
-    own = result.numbers
-    found = own.array("coupling", kind=["same_input", "same_output"]).mean(("prompt", "token", "token_2"))
-    yield "lowest", {}, own.number(found.min(("kind", "layer")))
-    yield "highest", {}, own.number(found.max(("kind", "layer")))
+    numbers = result.numbers
+    found = numbers.array("coupling", kind=["same_input", "same_output"]).mean(("prompt", "token", "token_2"))
+    yield "lowest", {}, numbers.number(found.min(("kind", "layer")))
+    yield "highest", {}, numbers.number(found.max(("kind", "layer")))
 
 
 EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {

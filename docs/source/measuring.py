@@ -71,7 +71,7 @@ def numbers_of(name: str, *, again: bool = False) -> dict[str, Any]:
 def entry_of(result: Any) -> dict[str, Any]:
     """Return model, prompts, seeds, options of a result, and its numbers: those of its variables, and expressions."""
     entry = {key: result.provenance.get(key) for key in SETTINGS}
-    followed = [one for one in registry.names() if any(str(name).startswith(f"{one}_") for name in result.own)]
+    followed = [one for one in registry.names() if any(str(name).startswith(f"{one}_") for name in result.trained)]
     of_followed = {key: label for one in followed for key, label in registry.measure_from(one).usual().items()}
     entry["usual"] = {"tokens": "all", **of_followed, **result.measure.usual()}
     numbers = [*result.as_summary(), *expressions_of(result)]

@@ -78,7 +78,7 @@ def far_gaps() -> Any:
             panels.add(panel, line(rows["turns"], rise, words, colour, mode="lines+markers", error_y=bars))
         panels.add(panel, line(rows["turns"], rows["alone_rise"], "without the first half", COLOURS[-1], dash="dot"))
     title, subtitle = "Loss of text across a gap, above that without one", "4 prompts of 128 tokens, 95% intervals"
-    return panels.axes("gap, in turns", "nats a token").finish(title, subtitle)
+    return panels.axes("gap, in turns", "nats a token").titled(title, subtitle)
 
 
 def by_size() -> Any:
@@ -123,7 +123,7 @@ def by_size() -> Any:
     )
     panels.figure.update_yaxes(rangemode="tozero")
     title = "SmolLM2, Gemma 3, Qwen2.5-Coder 0.5B and 1.5B"
-    return panels.axes("model").finish(title, "4 prompts of 256 tokens of WikiText, mean over heads, 95% intervals")
+    return panels.axes("model").titled(title, "4 prompts of 256 tokens of WikiText, mean over heads, 95% intervals")
 
 
 def draw(names: Any = None) -> None:

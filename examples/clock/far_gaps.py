@@ -24,28 +24,28 @@ def rows_of(name: str, text: str, length: int, seeds: dict[str, tuple[int, ...]]
     model = tl_posgen.load_model(name, backend="bridge")
     cut = {"length": length, "n_prompts": 4, "progress": False}
     planes = PlaneUse()(model, text, null_seeds=(), **cut)
-    plane = int(planes.own["longest_plane"].isel(context=0, missing_dims="ignore").to_series().mode().iloc[0])
-    at = {"layer": 0, "plane": plane, "context": planes.own["context"].values[0]}
-    turn = float(at["context"] / planes.own["turns"].sel(at))
+    plane = int(planes.trained["longest_plane"].isel(context=0, missing_dims="ignore").to_series().mode().iloc[0])
+    at = {"layer": 0, "plane": plane, "context": planes.trained["context"].values[0]}
+    turn = float(at["context"] / planes.trained["turns"].sel(at))
     gaps = [round(turn * step / STEPS) for step in range(2 * STEPS + 1)]
-    own = Gap(gaps=gaps, rules=("hold_planes",))(model, text, null_seeds=seeds, **cut).numbers
+    numbers = Gap(gaps=gaps, rules=("hold_planes",))(model, text, null_seeds=seeds, **cut).numbers
     label = Path(name).name.split(".")[0]
     rows = [
         {"model": label, "context": at["context"], "plane": plane, "gap": gap, "turns": round(gap / turn, 3)}
         for gap in gaps
     ]
-    return [row | losses_of(own, row["gap"]) for row in rows]
+    return [row | losses_of(numbers, row["gap"]) for row in rows]
 
 
-def losses_of(own: Numbers, gap: int) -> dict[str, float]:
+def losses_of(numbers: Numbers, gap: int) -> dict[str, float]:
     """Return the loss of text across a gap, its rise over the loss without one, paired by prompt with a 95 % interval,
     and the loss of each null model; also the loss without the first half, and the rise of that."""
-    found = {"alone": own("alone").value}
-    nearest = own.array("loss", task="text", condition="unchanged", gap=0)
-    found["alone_rise"] = own.number(own.array("alone") - nearest).value
+    found = {"alone": numbers("alone").value}
+    nearest = numbers.array("loss", task="text", condition="unchanged", gap=0)
+    found["alone_rise"] = numbers.number(numbers.array("alone") - nearest).value
     for condition in CONDITIONS:
-        loss = own.array("loss", task="text", condition=condition, gap=gap)
-        number, rise = own.number(loss), own.number(loss - nearest)
+        loss = numbers.array("loss", task="text", condition=condition, gap=gap)
+        number, rise = numbers.number(loss), numbers.number(loss - nearest)
         found |= {condition: number.value, f"{condition}_rise": rise.value}
         found |= {f"{condition}_low": rise.low, f"{condition}_high": rise.high}
         found |= {f"{condition}_{kind.replace(' ', '_')}": values[0] for kind, values in number.by_null.items()}

@@ -43,7 +43,7 @@ def rows_of(name: str, model: Any, text: str, times: int, n_prompts: int) -> Ite
             hooks = edit_scores(model, inside, edit, windows=windows)
             how = {"n_prompts": n_prompts, "null_seeds": (), "progress": False}
             found = measure(model, text, fwd_hooks=hooks, **how)
-            losses = found.own["segment_loss"].sel(condition="unchanged").transpose("prompt", "segment").values
+            losses = found.trained["segment_loss"].sel(condition="unchanged").transpose("prompt", "segment").values
             rise = losses[:, 1:].mean(1) - losses[:, 0]
             intact = rise if edit == "intact" else intact
             numbers = measure.beyond(found.numbers, "unchanged")

@@ -68,7 +68,7 @@ def test_every_claim_has_a_row_with_numbers_a_null_and_a_criterion_or_says_why_n
         without = ["position 2b"] if column == "null" else []  # a random init has no sinks
         assert measured[column].drop(without).str.contains(r"\d").all()
     assert (table["measured"] != table["null"]).all()
-    r = float(results["variance"].own["additive_r"].sel(tokens="without first").mean())
+    r = float(results["variance"].trained["additive_r"].sel(tokens="without first").mean())
     assert f"additive r {r:.3f}" in table.loc["position 1", "measured"]
     assert table.loc["position 1", "null"].startswith("random init: additive r ")
     assert "; shuffled: additive r " in table.loc["position 1", "null"]
@@ -128,13 +128,13 @@ def labels_of(result):
     """Labels that are numbers, sizes, options, and what the words quote of a paper or of the cloze."""
     labels = [
         value
-        for dim in result.own.coords
-        if result.own[dim].dtype.kind in "fi"
-        for value in result.own[dim].values.ravel()
+        for dim in result.trained.coords
+        if result.trained[dim].dtype.kind in "fi"
+        for value in result.trained[dim].values.ravel()
     ]
     options = [value for value in result.measure.options().values() if isinstance(value, int | float)]
-    named = re.findall(r"_(\d+)", " ".join(map(str, result.own.get("condition", xr.DataArray([])).values.ravel())))
-    sizes = result.own.sizes
+    named = re.findall(r"_(\d+)", " ".join(map(str, result.trained.get("condition", xr.DataArray([])).values.ravel())))
+    sizes = result.trained.sizes
     return [
         float(one)
         for one in (*labels, *options, *named, *sizes.values(), sizes.get("state", 1) - 1, 0.959, 0.25, 0.05, 50, 100)

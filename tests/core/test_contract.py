@@ -90,9 +90,9 @@ def test_a_condition_has_one_name_in_sentences_tables_and_figures(result):
     words = result.measure.words
     names = {
         str(one): in_words(one, words)
-        for dim in result.own.dims
-        if dim in result.own.coords
-        for one in result.own[dim].values.tolist()
+        for dim in result.trained.dims
+        if dim in result.trained.coords
+        for one in result.trained[dim].values.tolist()
     }
     odd = [label for label, name in names.items() if name != label and "_" in label]
     drawn = [figure.to_json() for figure in map(result.plot, result.kinds)] if odd else []
@@ -182,8 +182,8 @@ def test_sentences_stand_beside_shuffled_weights_alone_too(result):
 
 def test_null_models_change_none_of_the_models_own_numbers(result):
     alone = with_inits(result, 0)
-    xr.testing.assert_equal(alone.own, result.own)
-    for name, array in result.own.data_vars.items():
+    xr.testing.assert_equal(alone.trained, result.trained)
+    for name, array in result.trained.data_vars.items():
         if array.dtype.kind == "f" and name in result.measure.variables:
             one, other = (side.numbers(name).as_dict() | {"inits": [], "shuffled": []} for side in (alone, result))
             assert one == other, name
@@ -252,25 +252,25 @@ def test_every_number_in_a_sentence_is_one_of_the_result(result, monkeypatch):
     for module in ("number", "formatting"):
         monkeypatch.setattr(f"tl_posgen.core.{module}.format_number", recorded)
     sentences = result.measure.findings(result.numbers)
-    known = written | parts_of(result.measure.options()) | parts_of(dict(result.own.attrs))
-    known |= parts_of({str(name): one.values for name, one in result.own.coords.items()})
+    known = written | parts_of(result.measure.options()) | parts_of(dict(result.trained.attrs))
+    known |= parts_of({str(name): one.values for name, one in result.trained.coords.items()})
     told = {number for one in sentences for number in NUMERAL.findall(one) if "." in number}
     assert told <= known, told - known
 
 
 @pytest.mark.slow
 def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(result, small_model):
-    arrays = {name: one for name, one in result.own.data_vars.items() if name != AMONG_HEADS.get(result.name)}
+    arrays = {name: one for name, one in result.trained.data_vars.items() if name != AMONG_HEADS.get(result.name)}
     names = [name for name, one in arrays.items() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fb"]
     if result.name not in EDIT_NOTHING and not result.measure.is_fed:
         return
     asked, heads = [KINDS[kind.name].with_options(OPTIONS.get(kind.name, {})) for kind in result.measure.after], CHOSEN
     cut = {**CUT, "null_seeds": (), "heads": heads}
-    some = tl_posgen.analyze(small_model, bundled_text(), measures=[*asked, result.measure], **cut)[result.name].own
+    some = tl_posgen.analyze(small_model, bundled_text(), measures=[*asked, result.measure], **cut)[result.name].trained
     for name in names:
-        size = float(np.nanmax(np.abs(result.own[name]), initial=0))
+        size = float(np.nanmax(np.abs(result.trained[name]), initial=0))
         for layer, head in heads:
-            one, whole = (data[name].sel(layer=layer, head=head, drop=True) for data in (some, result.own))
+            one, whole = (data[name].sel(layer=layer, head=head, drop=True) for data in (some, result.trained))
             np.testing.assert_allclose(one, whole, atol=1e-6 * size, err_msg=name)
         other = some[name].sel(layer=1, head=1)
         assert not other.any() if other.dtype == bool else other.isnull().all(), name
@@ -285,12 +285,12 @@ def test_the_frame_has_its_rows_and_a_column_a_headline(result):
     rows, frame = list(result.measure.rows), result.frame()
     assert frame.columns[: len(rows)].tolist() == rows
     if rows:
-        assert 0 < len(frame) <= np.prod([result.own.sizes[row] for row in rows])
+        assert 0 < len(frame) <= np.prod([result.trained.sizes[row] for row in rows])
         assert not frame.duplicated(rows).any()
     else:
         assert len(frame) <= 1
     for name, one in result.measure.variables.items():
-        if one.headline and name in result.own and set(rows) <= set(one.dims):
+        if one.headline and name in result.trained and set(rows) <= set(one.dims):
             assert [column for column in frame.columns if str(column).split(", ")[0] == name], name
     every = result.frame(every=True)
     assert set(frame.columns) <= set(every.columns)
@@ -315,12 +315,12 @@ def test_heads_are_those_of_the_highest_headline(result):
 
 
 def test_labels_select_and_wrong_ones_are_refused_in_one_line(result):
-    xr.testing.assert_identical(result.sel(), result.own)
-    for dim in result.own.dims:
-        if dim in result.own.indexes:
-            label = result.own[dim].values[-1]
-            xr.testing.assert_identical(result.sel(**{dim: label}), result.own.sel({dim: label}))
-    for wrong in ({"init": 99}, {"nowhere": 1}, *({dim: "no such label"} for dim in result.own.dims)):
+    xr.testing.assert_identical(result.sel(), result.trained)
+    for dim in result.trained.dims:
+        if dim in result.trained.indexes:
+            label = result.trained[dim].values[-1]
+            xr.testing.assert_identical(result.sel(**{dim: label}), result.trained.sel({dim: label}))
+    for wrong in ({"init": 99}, {"nowhere": 1}, *({dim: "no such label"} for dim in result.trained.dims)):
         for ask in (result.sel, result.frame):
             with pytest.raises(InputError, match=next(iter(wrong))) as error:
                 ask(**wrong)

@@ -115,7 +115,7 @@ def test_a_saved_result_of_a_measure_that_is_nowhere_is_still_mapped(mini, tmp_p
     saved = QueryNorm()(mini, TOKENS, **QUICK)
     monkeypatch.delitem(DEFINED, "query_norm")  # as in another session
     loaded = tl_posgen.load(saved.save(tmp_path / "norm.nc"))["query_norm"]
-    np.testing.assert_allclose(loaded.plot().data[0].z, saved.own["norm"])
+    np.testing.assert_allclose(loaded.plot().data[0].z, saved.trained["norm"])
 
 
 def test_finished_results_are_taken_up_and_those_of_other_prompts_refused(mini, alice):
@@ -139,7 +139,7 @@ def test_shuffled_weights_in_the_place_of_the_model_are_those_of_a_copy(mini, al
         xr.testing.assert_equal(beside[name].dataset, in_place[name].dataset)
         assert beside[name].dataset["init"].values.tolist() == ["trained", "0", "shuffled 0", "shuffled 3"]
     shuffled = beside["variance"].sel(init="shuffled 3")["additive_r"]
-    np.testing.assert_allclose(shuffled, alone["variance"].own["additive_r"])
+    np.testing.assert_allclose(shuffled, alone["variance"].trained["additive_r"])
     assert all(torch.equal(one, before[name]) for name, one in mini.state_dict().items())
 
 

@@ -38,7 +38,7 @@ class Energy(Measure):
         buffer = self.buffer.setdefault(0, torch.zeros(len(layer.heads)))
         return {"energy": buffer.copy_(layer.k.square().mean((1, 2)))}
 
-    def findings(self, own):
+    def findings(self, numbers):
         return []
 
 
@@ -47,7 +47,7 @@ def test_a_measure_may_overwrite_its_tensors(mini):
     energies = []
     tl_posgen.models.run_capture(mini, TOKENS, lambda layer: energies.append(layer.k.square().mean((1, 2))))
     torch.testing.assert_close(
-        torch.tensor(found["energy"].own["energy"].values), torch.stack(energies).double(), rtol=1e-6, atol=0
+        torch.tensor(found["energy"].trained["energy"].values), torch.stack(energies).double(), rtol=1e-6, atol=0
     )
 
 
@@ -58,7 +58,7 @@ def test_layers_that_are_computed_at_once_have_their_own_numbers(family_model, m
     measures = [ThreeAxis(), ThreeAxis(ridge=0.5), MeanKey()]
     for waiting in (1, 100, 10**9):  # a layer, some and all of them at once
         monkeypatch.setattr(feed, "WAITING", waiting)
-        found.append([one(model, prompts, null_seeds=(), progress=False).own for one in measures])
+        found.append([one(model, prompts, null_seeds=(), progress=False).trained for one in measures])
     for alone, *others in zip(*found, strict=True):
         for together in others:
             xr.testing.assert_allclose(alone, together, rtol=1e-10)
@@ -89,7 +89,7 @@ def test_a_pass_that_starts_at_a_layer_is_refused_also_behind_a_whole_one(mini):
         resid = mini(TOKENS, stop_at_layer=1)
     with tl_posgen.attach(mini, "three_axis") as run, torch.no_grad():
         mini(TOKENS)
-        before = run.report()["three_axis"].own
+        before = run.report()["three_axis"].trained
         try:
             with pytest.raises(InputError, match="layer 1: the pass skipped layer 0, which begins it"):
                 mini(resid, start_at_layer=1)
@@ -97,7 +97,7 @@ def test_a_pass_that_starts_at_a_layer_is_refused_also_behind_a_whole_one(mini):
             pytest.skip(str(error))
     with tl_posgen.attach(mini, "three_axis", layers=[2, 3]) as run, torch.no_grad():
         mini(resid, start_at_layer=1)  # of these layers it is whole
-    xr.testing.assert_allclose(run.report()["three_axis"].own["r"], before["r"].sel(layer=[2, 3]), rtol=1e-5)
+    xr.testing.assert_allclose(run.report()["three_axis"].trained["r"], before["r"].sel(layer=[2, 3]), rtol=1e-5)
 
 
 def test_layers_before_the_one_at_which_a_bridge_starts_are_not_those_of_the_pass(family_directory):

@@ -43,7 +43,7 @@ def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, small_model,
 
     result, groups = of(range(N_PROMPTS)), np.arange(N_PROMPTS) // prompts_per_group(N_PROMPTS)
     data = result.dataset.sel(init="trained")
-    without = [of(np.flatnonzero(groups != group)).own for group in range(groups[-1] + 1)]
+    without = [of(np.flatnonzero(groups != group)).trained for group in range(groups[-1] + 1)]
     shares = np.bincount(groups) / N_PROMPTS
     np.testing.assert_allclose(data["prompt_share"][1:], shares)
     assert with_groups(data)
@@ -52,8 +52,8 @@ def test_leaving_a_group_out_is_measuring_without_its_prompts(mini, small_model,
         for number, one in enumerate(without):
             left_out = data[key].sel(group=str(number))
             np.testing.assert_allclose(left_out, one[key].reindex_like(left_out), atol=2e-6 * size, err_msg=key)
-        rest = np.stack([one[key].reindex_like(result.own[key]) for one in without])
-        ends = jackknife_interval(result.own[key].values, rest, shares, result.measure.variables[key].bounds)
+        rest = np.stack([one[key].reindex_like(result.trained[key]) for one in without])
+        ends = jackknife_interval(result.trained[key].values, rest, shares, result.measure.variables[key].bounds)
         array = result.dataset[key]
         labels = {dim: None for dim in array.dims}
         found = result.numbers.intervals(key, **labels)
@@ -67,8 +67,8 @@ def test_groups_change_no_number(mini, prompts, monkeypatch):
     grouped = tl_posgen.analyze(mini, prompts, **how)
     monkeypatch.setattr("tl_posgen.core.sums.prompts_per_group", lambda n: 2**30)
     for name, result in tl_posgen.analyze(mini, prompts, **how).items():
-        kept = [key for key, array in result.own.items() if "rank" not in array.dims]  # equal kinds in any order
-        xr.testing.assert_allclose(grouped[name].own[kept], result.own[kept], rtol=1e-9, atol=1e-9)
+        kept = [key for key, array in result.trained.items() if "rank" not in array.dims]  # equal kinds in any order
+        xr.testing.assert_allclose(grouped[name].trained[kept], result.trained[kept], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("n_prompts", [1, FEWEST - 1, FEWEST])

@@ -132,7 +132,7 @@ def test_a_measure_in_a_file_is_kept_until_its_code_changes(model, tmp_path, age
         measure = write_measure(tmp_path, factor, age=age).KeySize()
         parts = Parts(keep)
         found = tl_posgen.analyze(model, TOKENS, measures=[measure], keep=parts, null_seeds=(), progress=False)
-        return float(found["key_size"].own["size"].mean()), parts.files
+        return float(found["key_size"].trained["size"].mean()), parts.files
 
     once, files = size(1)
     assert len(files) == len(list(keep.iterdir())) == n_kept

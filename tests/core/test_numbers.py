@@ -14,7 +14,7 @@ from scipy.stats import pearsonr, spearmanr
 
 from tl_posgen.core.formatting import format_bound, format_number
 from tl_posgen.core.measure import ENDS, TOKENS, Measure, Variable
-from tl_posgen.core.number import AtHead, Number
+from tl_posgen.core.number import HeadNumber, Number
 from tl_posgen.core.numbers import Numbers, leave_one_out, mean_over
 from tl_posgen.errors import InputError
 from tl_posgen.stats.intervals import jackknife_interval, mean_interval
@@ -298,7 +298,7 @@ def test_numbers_print_as_they_are_written_in_sentences(own):
     assert str(one) == one._repr_html_() == f"{one}" == "0.917 [0.905, 0.929] (random init 0.350)"
     assert repr(one) == f"Number({one})"
     assert str(one.plain) == repr(one.plain) == "0.917"
-    assert str(AtHead(3, 6, one)) == "L3H6 (0.917)"
+    assert str(HeadNumber(3, 6, one)) == "L3H6 (0.917)"
     assert [str(Number(value)) for value in (0.0, 3e-5, 162985152.0)] == ["0.000", "3e-05", "162985152"]
     printed = str(own).splitlines()
     assert printed[0] == "Numbers of made_up"

@@ -210,8 +210,8 @@ def test_a_measure_of_this_session_reads_its_saved_result_as_it_was_defined_last
 
             power: int = 1
 
-            def findings(self, own):
-                return [f"{words} at power {self.power}: {own('r').plain:.1f}"]
+            def findings(self, numbers):
+                return [f"{words} at power {self.power}: {numbers('r').plain:.1f}"]
 
         return OfANotebook
 
@@ -324,7 +324,7 @@ def test_a_report_is_written_whole_or_not_at_all(result, tmp_path):
     class SomeonesMeasure(Measure):
         """x = x."""
 
-        def findings(self, own):
+        def findings(self, numbers):
             raise KeyError("share")
 
     failing = Report({result.name: dataclasses.replace(result, measure=SomeonesMeasure())}, {"model": "m"})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_posgen.core.measure import Variable, with_token_variants
-from tl_posgen.core.sums import First, Sums, Total
+from tl_posgen.core.sums import OfFirstPrompt, Sums, Total
 
 VARIABLES = {
     "r": Variable("r", dims=("tokens", "layer", "head")),
@@ -106,7 +106,7 @@ def test_objects_are_added_by_their_own_sum():
     sums = Sums({})
     capture = SimpleNamespace(layer=2, heads=[0], prompt=0, length=3, geometry="g")
     for words in (["a"], ["b"]):
-        sums.add_layer(capture, {"words": words, "example": First(words)})
+        sums.add_layer(capture, {"words": words, "example": OfFirstPrompt(words)})
     assert sums.by_layer("words") == {2: ["a", "b"]}
     assert sums.by_layer("example")[2].value == ["a"]
     assert "words" in sums

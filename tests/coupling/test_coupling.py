@@ -44,7 +44,9 @@ def test_trained_models_have_the_reference_values_beside_their_random_inits(trai
 
 
 def test_the_map_is_the_formula_on_dense_jacobians(llama, prompts):
-    found = Coupling(k=(3,))(llama, prompts[:1], **WHOLE).own["coupling"].isel(prompt=0).sel(k=3, layer=0, layer_2=1)
+    found = (
+        Coupling(k=(3,))(llama, prompts[:1], **WHOLE).trained["coupling"].isel(prompt=0).sel(k=3, layer=0, layer_2=1)
+    )
     first, second = (j.dense() for j in residual_jacobians(llama, prompts[0], -1))
     u, _, vh = torch.linalg.svd(second)
     values = torch.diag(torch.linalg.svdvals(first)[:3])
@@ -61,7 +63,7 @@ def test_the_map_is_the_formula_on_dense_jacobians(llama, prompts):
 
 def test_intervals_are_over_prompts_and_the_mean_is_that_over_pairs_of_different_layers(result):
     for k in (2, 5):
-        square = result.own["coupling"].sel(k=k, version="absolute", bases="aligned")
+        square = result.trained["coupling"].sel(k=k, version="absolute", bases="aligned")
         number = result.numbers("coupling", k=k)
         assert number.low < number.value < number.high
         assert number.value == pytest.approx(square.values[:, ~np.eye(2, dtype=bool)].mean())
@@ -74,13 +76,13 @@ def test_linearisation_is_the_product_of_all_blocks(llama, prompts, result):
     for jacobian in residual_jacobians(llama, prompts[0], -1):
         x = (torch.eye(len(x)) + jacobian.dense()) @ x
     expected = torch.nn.functional.cosine_similarity(x, streams[-1, -1], dim=0)
-    assert result.own["linearisation"].sel(prompt=0, token=19).item() == pytest.approx(expected.item(), abs=1e-5)
+    assert result.trained["linearisation"].sel(prompt=0, token=19).item() == pytest.approx(expected.item(), abs=1e-5)
 
 
 def test_a_subset_of_layers_is_labelled_with_their_numbers(llama, prompts):
     found = Coupling(k=(2,))(llama, prompts[:1], layers=[1], **WHOLE)
-    assert found.own["layer"].values.tolist() == [1]
-    assert "linearisation" not in found.own
+    assert found.trained["layer"].values.tolist() == [1]
+    assert "linearisation" not in found.trained
     assert not found.numbers("coupling")
     assert found.kinds == ["trajectories", "growth"]
     assert "coupling over pairs of layers is not defined" in found.findings()[0]
@@ -89,16 +91,16 @@ def test_a_subset_of_layers_is_labelled_with_their_numbers(llama, prompts):
 
 
 def test_the_first_token_is_in_no_path_and_the_growth_line_is_fitted_to_the_mean_log_norm(result):
-    paths = result.own["trajectory"]
+    paths = result.trained["trajectory"]
     assert paths.sel(position=0).isnull().all()
     assert paths.sel(position=slice(1, None)).notnull().all()
-    curve, line, first = result.own["log_norm"].sel(prompt=0).transpose("curve", "state")
+    curve, line, first = result.trained["log_norm"].sel(prompt=0).transpose("curve", "state")
     np.testing.assert_allclose(line, np.polyval(np.polyfit(curve.state, curve, 1), curve.state))
     assert not np.allclose(first, curve)
 
 
 def test_matrix_free_and_dense_routes_give_the_same_map(llama, prompts):
-    free, dense = (Coupling(k=(4,), dense_up_to=size)(llama, prompts[:1], **WHOLE).own for size in (0, 64))
+    free, dense = (Coupling(k=(4,), dense_up_to=size)(llama, prompts[:1], **WHOLE).trained for size in (0, 64))
     np.testing.assert_allclose(free["coupling"], dense["coupling"], atol=1e-3)
     np.testing.assert_allclose(free["chance"], dense["chance"], atol=1e-5)
 
@@ -108,6 +110,6 @@ def test_a_hooked_model_and_a_bridge_have_the_same_coupling(mini, mini_bridge, a
     hooked, bridge = (Coupling()(one, alice, length=32, n_prompts=1, progress=False) for one in (mini, mini_bridge))
     if hooked.provenance["backend"] != "hooked":
         pytest.skip("this TransformerLens has no HookedTransformer")
-    for one, other in ((hooked.own, bridge.own), (hooked.null, bridge.null)):
+    for one, other in ((hooked.trained, bridge.trained), (hooked.null, bridge.null)):
         for name in ("coupling", "line_shape_score", "linearisation"):
             np.testing.assert_allclose(one[name], other[name], atol=2e-3, err_msg=name)

@@ -31,7 +31,7 @@ def of_mini(alice):
 @pytest.fixture(scope="module")
 def of_many(of_mini):
     """Forty made-up models in the place of one, so that everything is computed."""
-    by_width = of_mini.own[["width_coupling", "width_r2"]]
+    by_width = of_mini.trained[["width_coupling", "width_r2"]]
     sides = {TRAINED: dataset_of(*made_up(), "score").merge(by_width)}
     return type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["40 models"]))
 
@@ -48,20 +48,20 @@ def made_up(n=40, seed=0):
 
 
 def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores(scores):
-    assert scores.own.model_name.values.tolist() == ["model0", "model1", "model2", "model3"]
-    assert scores.own.d_model.values.tolist() == list(WIDTHS)
-    assert scores.own.measured.notnull().all()
+    assert scores.trained.model_name.values.tolist() == ["model0", "model1", "model2", "model3"]
+    assert scores.trained.d_model.values.tolist() == list(WIDTHS)
+    assert scores.trained.measured.notnull().all()
     assert (scores.provenance["seed"], scores.provenance["null_seeds"]) == (0, [0, 1])
     assert scores.provenance["drawn"] == "spread over the text"
-    measured = scores.own.measured.sel(quantity="line_shape_score", end="value")
-    columns = torch.tensor(measured.values), torch.tensor(scores.own.score.values)
+    measured = scores.trained.measured.sel(quantity="line_shape_score", end="value")
+    columns = torch.tensor(measured.values), torch.tensor(scores.trained.score.values)
     expected, found = correlation(*columns), scores.measure.r(scores.numbers, "line_shape_score")
     assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
     names = [*(f"random init (seed {seed})" for seed in (0, 1)), "shuffled weights (seed 0)"]
     assert [null.attrs["model"] for null in scores.nulls] == names
     assert scores.provenance["shuffled_seeds"] == [0]
-    np.testing.assert_array_equal(scores.null.score, scores.own.score)
-    for other in (scores.own, *scores.nulls[1:]):
+    np.testing.assert_array_equal(scores.null.score, scores.trained.score)
+    for other in (scores.trained, *scores.nulls[1:]):
         assert not np.allclose(scores.null.measured, other.measured)
 
 
@@ -77,7 +77,7 @@ def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
 
 
 def test_a_result_has_its_declared_dims_survives_saving_and_is_tabulated_by_model(scores, tmp_path):
-    dims = {name: array.dims for name, array in scores.own.data_vars.items()}
+    dims = {name: array.dims for name, array in scores.trained.data_vars.items()}
     assert dims == {name: one.dims for name, one in scores.measure.variables.items()}
     loaded = load(scores.save(tmp_path / "r.nc"))["coupling_scores"]
     assert loaded.measure.options() == scores.measure.options()
@@ -111,7 +111,7 @@ def test_coupling_is_said_to_beat_the_sizes_that_it_beats_beyond_chance_and_no_o
     score, *noise = np.random.default_rng(0).normal(size=(3, 60))
     coupled, parameters = (score + 0.3 * one for one in noise)
     measured = [one | {"coupling": Number(value)} for one, value in zip(measured, coupled, strict=True)]
-    by_width = of_mini.own[["width_coupling", "width_r2"]]
+    by_width = of_mini.trained[["width_coupling", "width_r2"]]
     table, sizes = table.assign(score=score), sizes.assign(parameters=np.exp(parameters))
     sides = {TRAINED: dataset_of(table, measured, sizes, "score").merge(by_width)}
     found = type(of_mini)(of_mini.measure, joined(of_mini.measure, sides, ["60 models"]))
@@ -141,19 +141,19 @@ def test_sizes_in_the_table_count_before_those_of_the_models(of_many):
     table, measured, sizes = made_up()
     data = dataset_of(table.assign(d_model=7.0, parameters=5.0), measured, sizes, "score")
     assert (data.d_model == 7).all()
-    own = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["alike"])).numbers
-    assert of_many.measure.not_computed(own) == ["the correlation given width and size (all models have the same)"]
-    assert not of_many.measure.given_sizes(own, "coupling")
+    numbers = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["alike"])).numbers
+    assert of_many.measure.not_computed(numbers) == ["the correlation given width and size (all models have the same)"]
+    assert not of_many.measure.given_sizes(numbers, "coupling")
 
 
 def test_a_quantity_that_a_model_lacks_has_no_correlation(of_many):
     table, measured, sizes = made_up()
     measured[3] = measured[3] | {"expodistance": Number(float("nan"))}
     data = dataset_of(table, measured, sizes, "score")
-    own = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["lacking"])).numbers
+    numbers = type(of_many)(of_many.measure, joined(of_many.measure, {TRAINED: data}, ["lacking"])).numbers
     for told in (of_many.measure.r, of_many.measure.given_sizes):
-        assert not told(own, "expodistance")
-        assert told(own, "trace")
+        assert not told(numbers, "expodistance")
+        assert told(numbers, "trace")
 
 
 def test_bad_options_are_refused(score_rows):

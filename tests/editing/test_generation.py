@@ -134,7 +134,7 @@ def test_a_model_whose_cache_is_faulty_refuses_it_and_writes_without(family_mode
 
 def test_the_cache_is_proved_once_and_again_for_another_dtype(family_directory, backend):
     model, passes = load_model(family_directory("llama"), backend), []
-    session_of(model).found()
+    session_of(model).layers()
     model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
     for _ in range(2):
         lm_infinite(model, 8, 2)

@@ -36,10 +36,10 @@ def test_measures_are_those_of_attached_passes_under_the_same_hooks(model):
     with tl_posgen.attach(model, "variance") as run, model.hooks(fwd_hooks=[(HOOK, silent)]):
         for row in TOKENS:
             model(row[None])
-    expected = run.report()["variance"].own
-    xr.testing.assert_allclose(found["variance"].own[list(expected)], expected)
-    intact = tl_posgen.analyze(model, TOKENS, **QUICK)["variance"].own
-    change = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
+    expected = run.report()["variance"].trained
+    xr.testing.assert_allclose(found["variance"].trained[list(expected)], expected)
+    intact = tl_posgen.analyze(model, TOKENS, **QUICK)["variance"].trained
+    change = abs(found["variance"].trained["position"] - intact["position"]).max(("tokens", "head"))
     assert change[:2].max() == 0 < change[2:].min()
     assert hooks_of(model) == 0
 
@@ -48,7 +48,7 @@ def test_the_random_init_runs_under_the_same_hooks(mini):
     found = tl_posgen.analyze(mini, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], progress=False)
     other = tl_posgen.random_like(mini, 0)
     alone = tl_posgen.analyze(other, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], null_seeds=())
-    np.testing.assert_allclose(found["variance"].null["position"], alone["variance"].own["position"])
+    np.testing.assert_allclose(found["variance"].null["position"], alone["variance"].trained["position"])
 
 
 def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
@@ -137,10 +137,10 @@ def test_hooks_at_points_that_are_switched_off_are_refused_by_name(family_model,
 
 def test_such_a_hook_fires_once_its_point_is_switched_on(family_directory, backend):
     model = tl_posgen.load_model(family_directory("llama"), backend)
-    intact = tl_posgen.analyze(model, TOKENS, **QUICK)["variance"].own
+    intact = tl_posgen.analyze(model, TOKENS, **QUICK)["variance"].trained
     model.set_use_attn_result(True)
     found = tl_posgen.analyze(model, TOKENS, fwd_hooks=[("blocks.0.attn.hook_result", silent)], **QUICK)
-    changed = abs(found["variance"].own["position"] - intact["position"]).max(("tokens", "head"))
+    changed = abs(found["variance"].trained["position"] - intact["position"]).max(("tokens", "head"))
     assert changed[0] < 1e-6 < changed[1]
     model.set_use_attn_result(False)
     with pytest.raises(InputError, match="hook_result does not fire"):
@@ -199,8 +199,8 @@ def test_an_attached_pass_under_a_hook_that_does_not_fire_is_refused(family_mode
     with tl_posgen.attach(model, "variance") as alone:
         for _ in range(2):
             model(TOKENS)
-    expected = alone.report()["variance"].own
-    xr.testing.assert_allclose(run.report()["variance"].own[list(expected)], expected)
+    expected = alone.report()["variance"].trained
+    xr.testing.assert_allclose(run.report()["variance"].trained[list(expected)], expected)
 
 
 def test_a_hook_that_was_added_to_the_model_before_is_checked_too(family_model):

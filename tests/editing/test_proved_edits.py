@@ -73,7 +73,7 @@ def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_befo
         return verify(capture, *given, **options)
 
     monkeypatch.setattr(module, "verify_capture", verified)
-    n = len(session_of(model).found())
+    n = len(session_of(model).layers())
     hooks = [
         hook
         for heads, new in (([0], zeros), ([1, 2], zeros), ([2, 3], all_keys))

@@ -25,11 +25,11 @@ def test_a_row_is_run_by_the_gap_and_beyond_the_training_length(mini_bridge, ali
     gap = Gap(gaps=(0, 500), rules=[rule], at=64, skip=2, needle=4)(mini_bridge, alice, **cut)
     long = LengthExtrapolation(inside=16, times=2, conditions=[rule])(mini_bridge, alice, n_prompts=2, **QUICK)
     for result, dim in ((gap, "gap"), (long, "segment")):
-        loss = result.own["loss" if dim == "gap" else "segment_loss"].mean("prompt")
+        loss = result.trained["loss" if dim == "gap" else "segment_loss"].mean("prompt")
         assert loss["condition"].values.tolist()[1] == rule
         assert np.isfinite(loss.values).all()
-    of_text = gap.own["loss"].sel(task="text", gap=500, condition=rule)
-    assert not np.allclose(of_text, gap.own["loss"].sel(task="text", gap=500, condition="unchanged"))
+    of_text = gap.trained["loss"].sel(task="text", gap=500, condition=rule)
+    assert not np.allclose(of_text, gap.trained["loss"].sel(task="text", gap=500, condition="unchanged"))
 
 
 def test_far_tokens_share_positions_so_that_the_context_reaches_far_enough():

@@ -34,17 +34,19 @@ def test_without_a_gap_it_is_the_plain_loss_of_the_second_half(small_model, prom
     of_tasks = dict(zip(TASKS, (prompts, with_copy(prompts, first)), strict=True))
     for task, tokens in of_tasks.items():
         expected = token_losses(small_model, tokens)[:, N // 2 + 4 :].mean(-1)
-        found = result.own["loss"].sel(task=task, gap=0, condition="unchanged")
+        found = result.trained["loss"].sel(task=task, gap=0, condition="unchanged")
         np.testing.assert_allclose(found, expected, atol=1e-5)
         for condition in ("hold_planes", "hold_all", "lm_infinite", "self_extend"):  # which leave near pairs alone
-            np.testing.assert_allclose(result.own["loss"].sel(task=task, gap=0, condition=condition), found, atol=1e-5)
+            np.testing.assert_allclose(
+                result.trained["loss"].sel(task=task, gap=0, condition=condition), found, atol=1e-5
+            )
     without = torch.cat([prompts[:, :1], prompts[:, N // 2 :]], 1)
-    np.testing.assert_allclose(result.own["alone"], token_losses(small_model, without)[:, 5:].mean(-1), atol=1e-6)
+    np.testing.assert_allclose(result.trained["alone"], token_losses(small_model, without)[:, 5:].mean(-1), atol=1e-6)
 
 
 def test_far_pairs_are_those_of_each_rule(result):
     """All pairs at one distance however wide the gap, where all planes are held; and no two rules the same."""
-    loss = result.own["loss"].sel(task="text")
+    loss = result.trained["loss"].sel(task="text")
     held = loss.sel(condition="hold_all")
     np.testing.assert_allclose(held.sel(gap=480), held.sel(gap=2000), atol=1e-5)
     for condition in ("unchanged", "hold_planes", "interpolation", "ntk", "yarn", "self_extend"):
@@ -73,7 +75,7 @@ def test_recall_is_of_the_tokens_of_the_needle_that_were_not_given(small_model, 
 
 def numbers_of(result, copy, text, alone=4.0, prompts=slice(None)):
     """Return the numbers of a result with other losses of the unchanged model in the place of its own."""
-    data = result.own.copy(deep=True)
+    data = result.trained.copy(deep=True)
     for task, loss in (("copy", copy), ("text", text)):
         data["loss"].loc[{"condition": "unchanged", "task": task}] = np.broadcast_to(loss, (3, 4))
     data["alone"][:] = alone
@@ -87,7 +89,7 @@ def bracket_of(result, own):
 
 def test_reading_back_and_harm_are_bracketed_by_the_gaps_that_were_tried(result):
     """The copy passes half of the loss alone, and text that loss, between the second gap and the third."""
-    first, second, third = result.own["gap"].values.tolist()
+    first, second, third = result.trained["gap"].values.tolist()
     copy, text = np.array([[1.0], [1.5], [2.5]]), np.array([[3.0], [3.5], [4.5]])
     own = numbers_of(result, copy, text)
     assert bracket_of(result, own) == [second, third, second, third]
@@ -104,7 +106,7 @@ def test_reading_back_and_harm_are_bracketed_by_the_gaps_that_were_tried(result)
 
 
 def test_without_copying_no_copy_is_read_and_with_few_prompts_values_decide(result):
-    first, second, third = result.own["gap"].values.tolist()
+    first, second, third = result.trained["gap"].values.tolist()
     text = np.array([[3.0], [3.5], [4.5]])
     own = numbers_of(result, 0.9 * text, text)
     assert bracket_of(result, own)[:2] == pytest.approx([np.nan, first], nan_ok=True)
@@ -116,7 +118,7 @@ def test_without_copying_no_copy_is_read_and_with_few_prompts_values_decide(resu
 
 def test_one_gap_is_enough(small_model, prompts):
     found = Gap(**{**OPTIONS, "gaps": (0,)})(small_model, prompts, **QUIET)
-    assert len(found.table()) == len(found.own["condition"])
+    assert len(found.table()) == len(found.trained["condition"])
     assert found.findings()[0].startswith("Gaps of up to 0 tokens. ")
     found = Gap(**{**OPTIONS, "gaps": (9,)})(small_model, prompts, **{**QUIET, "null_seeds": (0,)})
     assert found.findings()[-1].startswith("A copy across a gap of 9 tokens costs")
@@ -129,8 +131,8 @@ def test_gaps_reach_as_far_as_the_table_of_learned_positions(family_model):
     with pytest.raises(InputError, match="table of 128 learned positions; give gaps of 96 at most"):
         Gap(**small, gaps=(0, 97))(gpt2, tokens, **QUIET)
     found = Gap(skip=4, needle=4)(gpt2, tokens, **QUIET)
-    assert found.own["condition"].values.tolist() == ["unchanged"]
-    assert found.own["gap"].values.tolist() == [0, 12, 24, 48, 72, 96]
+    assert found.trained["condition"].values.tolist() == ["unchanged"]
+    assert found.trained["gap"].values.tolist() == [0, 12, 24, 48, 72, 96]
     assert found.findings()
 
 
@@ -148,7 +150,7 @@ def test_what_it_cannot_measure_is_refused(small_model, prompts, family_model):
 def test_held_planes_keep_the_bundled_model_from_harm(mini, alice):
     """Methods page: plane 9 alone fails beyond the context."""
     found = Gap(gaps=(0, 768), planes=[9], rules=("quarter_turns",))(mini, alice, length=256, n_prompts=4, **QUIET)
-    loss = found.own["loss"].sel(task="text").mean("prompt")
-    alone = float(found.own["alone"].mean())
+    loss = found.trained["loss"].sel(task="text").mean("prompt")
+    alone = float(found.trained["alone"].mean())
     assert float(loss.sel(condition="unchanged", gap=768)) > alone + 1
     assert float(loss.sel(condition="quarter_turns", gap=768)) < alone + 0.2

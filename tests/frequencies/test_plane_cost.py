@@ -86,7 +86,7 @@ def test_the_figure_of_use_shows_costs_and_the_gap_where_they_were_measured(llam
     across = {f"{task}, {rule}" for task in ("text", "copy") for rule in ("unchanged", "planes held")}
     assert names == {"dropped", "frozen"} | across
     (curve,) = (one for one in beside.data if one.name == "copy, planes held")
-    expected = report["gap"].own["loss"].sel(task="copy", condition="hold_planes").mean("prompt")
+    expected = report["gap"].trained["loss"].sel(task="copy", condition="hold_planes").mean("prompt")
     np.testing.assert_allclose(curve.y, expected)
     rise = report["plane_cost"].measure.costs(report["plane_cost"].numbers)["drop"]
     (bars,) = (one for one in beside.data if one.name == "dropped")
@@ -109,7 +109,7 @@ def test_coordinates_are_moved_in_rotated_queries_and_keys(llama):
 @pytest.mark.slow
 def test_recall_falls_without_the_planes_of_heads_that_look_up(stories, tinystories):
     result = Recall(half=24, hits=0.05)(stories, tinystories[:20_000], length=64, n_prompts=4, progress=False)
-    own, data = result.numbers, result.own
+    own, data = result.numbers, result.trained
     edited, control = (data[name].stack(place=("layer", "head")) for name in ("edited", "control"))
     assert not ((edited > 0) & (control > 0)).any()
     assert own("recall").value >= own("recall").inits[0]

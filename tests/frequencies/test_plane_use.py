@@ -36,13 +36,13 @@ def use_of(model, prompts=PROMPTS, **options):
 
 def test_the_clock_of_the_bundled_model(result):
     """Half of theta L = pi at plane 9: the longest plane of most heads, a quarter turn out of phase; not in nulls."""
-    own = result.numbers
-    assert set(result.own["half_turn"].values.ravel()) == {9}
-    assert own("chance").value == 3 / 16
-    at, sine = own("at_half_turn"), own("sine")
+    numbers = result.numbers
+    assert set(result.trained["half_turn"].values.ravel()) == {9}
+    assert numbers("chance").value == 3 / 16
+    at, sine = numbers("at_half_turn"), numbers("sine")
     assert at.value >= 0.75 > 0.5 > max(at.nulls)
     assert sine.low > 0.75 > 0.25 > max(sine.nulls)
-    assert own("partial").value == 1
+    assert numbers("partial").value == 1
 
 
 def test_use_phase_and_amplitude_are_those_of_the_tokens(result, captures):
@@ -50,7 +50,7 @@ def test_use_phase_and_amplitude_are_those_of_the_tokens(result, captures):
     length = [torch.stack([one[side].abs().mean(1) for one in z]).mean(0) for side in (0, 1)]
     mean = [torch.stack([one[side].mean(1) for one in z]).mean(0) for side in (0, 1)]
     product = length[0] * length[1]
-    data = result.own.sel(layer=2)
+    data = result.trained.sel(layer=2)
     np.testing.assert_allclose(data["use"], product / product.sum(-1, keepdim=True), rtol=1e-6)
     for head in range(4):
         plane = int(product[head].argmax())
@@ -71,7 +71,7 @@ def test_the_lift_of_the_first_token_sums_to_that_of_the_scores(result, captures
         zq, zk = (torch.complex(x[..., :16], x[..., 16:]) for x in (capture.rotated_q, capture.rotated_k))
         parts = (zq[:, :, None] * zk[:, None].conj()).real.double()
         variance.append(torch.stack([parts[:, i, 1 : i + 1].var(1, correction=0) for i in rows]).mean(0))
-    data, spread = result.own.sel(layer=2), torch.stack(variance).mean(0)
+    data, spread = result.trained.sel(layer=2), torch.stack(variance).mean(0)
     np.testing.assert_allclose(data["sink_lift"].sum("plane"), torch.stack(lift).mean(0), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(data["sink"], torch.stack(sink).mean(0), rtol=1e-5)
     np.testing.assert_allclose(data["variance_share"], spread / spread.sum(-1, keepdim=True), rtol=1e-3)
@@ -121,7 +121,7 @@ def test_the_figure_has_a_bar_a_turning_plane_and_a_mark_a_head(family_model, na
     traces = result.plot("use").data
     heads = [trace for trace in traces if trace.name == "heads"]
     marked = sum(len(trace.x) for trace in heads)
-    assert marked == int(result.own["longest_plane"].notnull().sum())
+    assert marked == int(result.trained["longest_plane"].notnull().sum())
     for bars, marks in zip((one for one in traces if one.type == "bar"), heads, strict=True):
         assert np.isfinite(bars.x).all()
         assert set(np.round(marks.x, 9)) <= set(np.round(bars.x, 9))
@@ -133,4 +133,4 @@ def test_it_can_be_attached_to_passes_of_ones_own(mini):
 
     with tl_posgen.attach(mini, ["plane_use"]) as run:
         mini(torch.arange(300, 340)[None])
-    assert run.report()["plane_use"].own["context"].values.tolist() == [512]
+    assert run.report()["plane_use"].trained["context"].values.tolist() == [512]

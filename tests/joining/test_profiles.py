@@ -47,8 +47,8 @@ def overlaps(capture):
 
 def test_the_table_is_made_of_the_results_of_the_same_run(report, result):
     assert list(report) == ["slash", "variance", "profiles"]
-    data, variance = result.own, report["variance"].sel(tokens="without first")
-    np.testing.assert_array_equal(data["slash_score"], report["slash"].own["slash_score"])
+    data, variance = result.trained, report["variance"].sel(tokens="without first")
+    np.testing.assert_array_equal(data["slash_score"], report["slash"].trained["slash_score"])
     np.testing.assert_array_equal(data["interaction"], variance["interaction"])
     np.testing.assert_array_equal(data["mean_energy"], variance["mean_energy"])
     np.testing.assert_array_equal(result.null["r1"], report["slash"].null["r1"])
@@ -66,15 +66,15 @@ def test_the_previous_token_head_of_the_stories_model_is_found(stories, tinystor
     found = Profiles()(stories, tinystories, null_seeds=(), **{**CUT, "n_prompts": 1})
     highest = found.numbers.extreme("previous_token")
     assert (highest.layer, highest.head) in ((1, 3), (3, 6), (1, 6))
-    assert float(found.own["previous_token"].max()) > 0.5
-    assert float(found.own["induction"].max()) < 0.2  # these models have no induction heads
+    assert float(found.trained["previous_token"].max()) > 0.5
+    assert float(found.trained["induction"].max()) < 0.2  # these models have no induction heads
 
 
 @pytest.mark.parametrize("encoding", ["gpt2", "bloom"])
 def test_models_without_rope_have_profiles_too(family_model, encoding):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
     found = Profiles()(family_model(encoding, "bridge"), tokens, null_seeds=(), progress=False)
-    assert not found.own["interaction"].any()
+    assert not found.trained["interaction"].any()
     assert "zero by construction" in found.findings()[-1]
 
 

@@ -187,7 +187,7 @@ def hold(drawn: Drawn) -> None:
     report, again = (tl_posgen.analyze(model, prompts, **options) for _ in range(2))
     for name in report:
         assert report[name].dataset.equals(again[name].dataset), name
-    fit, shares = report["three_axis"].own, report["variance"].own
+    fit, shares = report["three_axis"].trained, report["variance"].trained
     assert (np.isnan(fit["r"]) | (np.abs(fit["r"]) <= 1)).all()
     if all(CausalPairs(len(prompt)).saturated for prompt in drawn.prompts()):
         assert np.isnan(fit["r"]).all()

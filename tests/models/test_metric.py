@@ -36,7 +36,7 @@ def doubled(logits, tokens):
     ],
 )
 def test_every_value_of_the_loss_is_that_of_the_metric(small_model, measure, names):
-    plain, metric = (measure(small_model, TEXT, metric=one, **CUT).own for one in (None, doubled))
+    plain, metric = (measure(small_model, TEXT, metric=one, **CUT).trained for one in (None, doubled))
     for name in names:
         assert float(abs(plain[name]).max()) > 0.1
         torch.testing.assert_close(torch.tensor(metric[name].values), 2 * torch.tensor(plain[name].values))
@@ -45,7 +45,9 @@ def test_every_value_of_the_loss_is_that_of_the_metric(small_model, measure, nam
 
 
 def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
-    own = tl_posgen.analyze(mini, TEXT, measures="loss", metric=lambda logits, _: logits[:, -1, 5], **CUT)["loss"].own
+    own = tl_posgen.analyze(mini, TEXT, measures="loss", metric=lambda logits, _: logits[:, -1, 5], **CUT)[
+        "loss"
+    ].trained
     rows = tl_posgen.models.tokens.to_prompts(mini, TEXT, 32, 2)
     expected = mini(torch.stack(rows))[:, -1, 5].double()
     torch.testing.assert_close(torch.tensor(own["loss"].values), expected)

@@ -37,11 +37,11 @@ def test_it_holds_the_users_object_and_what_is_known_of_it(llama, backend, famil
 def test_what_is_found_out_is_found_out_once(model, backend):
     passes = []
     model.embed.register_forward_hook(lambda *_: passes.append(1))
-    first = session_of(model).found()
-    assert session_of(model).found() is first
+    first = session_of(model).layers()
+    assert session_of(model).layers() is first
     geometry_of(model)
     assert len(passes) == 1
-    assert session_of(model).found(again=True) is not first
+    assert session_of(model).layers(again=True) is not first
     assert len(passes) == (3 if backend == "bridge" else 2)  # a bridge is also held against the plain model
 
 
@@ -68,7 +68,7 @@ def test_hooks_at_work_are_those_of_transformer_lens_and_go_afterwards(llama):
 def test_a_pass_without_logits_runs_no_head(llama):
     ran = []
     llama.unembed.register_forward_hook(lambda *_: ran.append(1))
-    session_of(llama).found()
+    session_of(llama).layers()
     ran.clear()
     assert run_capture(llama, TOKENS, lambda capture: None) is None
     assert not ran
@@ -78,12 +78,12 @@ def test_a_pass_without_logits_runs_no_head(llama):
 
 
 def test_another_dtype_is_proved_anew(model):
-    single = session_of(model).found()
+    single = session_of(model).layers()
     model.to(torch.float64)
-    double = session_of(model).found()
+    double = session_of(model).layers()
     assert double is not single
     assert double[0].geometry.error != single[0].geometry.error
-    assert session_of(model).found() is double
+    assert session_of(model).layers() is double
 
 
 def test_a_model_is_let_go_with_everything_known_of_it(family_directory, backend):
@@ -192,7 +192,7 @@ WAYS_IN = {
 @pytest.mark.parametrize("way", WAYS_IN)
 def test_weights_on_the_device_meta_are_refused_every_way_in(model, way, part):
     """All of a model, or some of it as accelerate leaves it: of one that is known, or met for the first time."""
-    session_of(model).found()
+    session_of(model).layers()
     _, cache = model.run_with_cache(TOKENS)
     if part == "half":
         vars(model).pop(MEMORY)
@@ -203,7 +203,7 @@ def test_weights_on_the_device_meta_are_refused_every_way_in(model, way, part):
 
 def test_a_copy_begins_with_the_origin_alone(model):
     """Deep or pickled: what was found out, and chosen, is of the first object; its lock cannot be copied."""
-    session_of(model).found()
+    session_of(model).layers()
     with session_of(model).choosing(Choices(streaming=True)):
         copied = session_of(copy.deepcopy(model))
         pickled = pickle.loads(pickle.dumps(vars(model)[MEMORY]))

@@ -40,9 +40,9 @@ def test_a_report_is_of_the_heads_that_the_layers_have(uneven):
     for frame in (report.frame(), report.frame("random init")):
         assert list(zip(frame["layer"], frame["head"], strict=True)) == places
     for name, variable in (("three_axis", "r"), ("slash", "slash_score")):
-        np.testing.assert_array_equal(measured(report[name].own[variable]), np.arange(8) < np.array(heads)[:, None])
+        np.testing.assert_array_equal(measured(report[name].trained[variable]), np.arange(8) < np.array(heads)[:, None])
     assert "12 heads" in " ".join(report["three_axis"].findings() + report["slash"].findings())
-    r = report["three_axis"].own["r"].sel(tokens="all")
+    r = report["three_axis"].trained["r"].sel(tokens="all")
     mean = np.mean([float(r.sel(layer=layer, head=head).mean()) for layer, head in places])
     assert report["three_axis"].numbers("r", tokens="all").value == pytest.approx(mean)
 
@@ -51,7 +51,7 @@ def test_a_report_is_of_the_heads_that_the_layers_have(uneven):
 def test_substitution_is_of_the_heads_that_the_layers_have(uneven):
     heads, model = uneven
     report = analyze(model, TOKENS, measures="substitution", null_seeds=(), progress=False)
-    values = report["substitution"].own["r"]
+    values = report["substitution"].trained["r"]
     np.testing.assert_array_equal(measured(values), np.arange(8) < np.array(heads)[:, None])
 
 

@@ -16,9 +16,9 @@ from tl_posgen.report.circuits import attention_maps
 
 
 def bars(result: Any) -> go.Figure:
-    share = result.own["share"]
+    share = result.trained["share"]
     figure = go.Figure(go.Bar(x=share.mean("head").values, y=[f"layer {one}" for one in share["layer"].values]))
-    title = f"Mean key share {result.numbers('share').plain:.2f} · {result.own.attrs['model']}"
+    title = f"Mean key share {result.numbers('share').plain:.2f} · {result.trained.attrs['model']}"
     return figure.update_layout(title=title)
 
 
@@ -56,5 +56,5 @@ class Figures(Measure):
         share = keys.mean(1).square().sum(-1) / keys.square().sum(-1).mean(-1)
         return {"share": share} | ({"overlap": (keys @ keys.mT).softmax(-1)} if layer.prompt == 0 else {})
 
-    def findings(self, own: Numbers) -> list[str]:
-        return [f"Mean keys hold {own('share'):.0%} of the energy of keys."]
+    def findings(self, numbers: Numbers) -> list[str]:
+        return [f"Mean keys hold {numbers('share'):.0%} of the energy of keys."]

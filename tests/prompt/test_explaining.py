@@ -270,7 +270,7 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
     ],
 )
 def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, options, message):
-    session_of(mini).found()  # looked at before the hook is there
+    session_of(mini).layers()  # looked at before the hook is there
 
     def fail(*_):
         raise AssertionError("a forward pass was made")

@@ -89,7 +89,7 @@ def test_one_head_shows_its_numbers_with_nulls_its_curves_and_its_maps(report):
     curve = next(one for one in heads_of(report.results)["curves"] if one["title"].startswith("slash score"))
     place = heads_of(report.results)["names"].index("L3H1")
     assert any(trace.name == "L3H1" and list(trace.y) == curve["rows"][place] for trace in traces)
-    maps = report["attention_examples"].own["of_every_head"].sel(unit="L3H1").values
+    maps = report["attention_examples"].trained["of_every_head"].sel(unit="L3H1").values
     assert [trace.z.tolist() for trace in traces if trace.type == "heatmap"] == [one.tolist() for one in maps]
     assert "<table" in view._repr_html_()
     for head, message in (
@@ -115,7 +115,7 @@ def test_figures_are_drawn_of_chosen_heads_alone(report):
     both = report["three_axis"].frame().set_index(["layer", "head"])["r"]
     assert some.numbers("r").value == pytest.approx((both[3, 1] + both[0, 3]) / 2)
     example = report["attention_examples"]
-    place = int(example.own["layer"][0]), int(example.own["head"][0])
+    place = int(example.trained["layer"][0]), int(example.trained["head"][0])
     assert len(example.plot(heads=place).data) == 3
     for name, head, message in (
         ("slash", "L3H0", "slash has no head L3H0; it has L0H1, L0H3"),

@@ -70,7 +70,7 @@ def test_bars_are_means_over_prompts_with_intervals_beside_both_nulls(result):
 
 
 def test_bars_of_some_labels_stand_at_their_own_names(result):
-    some = {"of some": [("means", lambda own: own.array("loss", condition=None).sel(condition=["means"]))]}
+    some = {"of some": [("means", lambda numbers: numbers.array("loss", condition=None).sel(condition=["means"]))]}
     figure = bars({**some, "of all": [("loss", "loss")]}, "condition", title="T")(result)
     by_name = {bar.name: dict(zip(bar.y, bar.x, strict=True)) for bar in figure.data}
     assert list(by_name["means"]) == ["means"]
@@ -79,7 +79,7 @@ def test_bars_of_some_labels_stand_at_their_own_names(result):
 
 
 def test_lines_are_means_over_heads_and_functions_stand_for_variables(result):
-    curves = [("score", "score"), ("twice", lambda own: 2 * own.array("score"))]
+    curves = [("score", "score"), ("twice", lambda numbers: 2 * numbers.array("score"))]
     figure = lines({"one": curves}, title="T")(result)
     np.testing.assert_allclose(ends(figure.data[0], "y"), expected_ends(result, "score", "layer"))
     for curve, expected in zip(figure.data[1:3], nulls_of(result, "score", ("prompt", "head")), strict=True):

@@ -7,7 +7,7 @@ import xarray as xr
 from made_up import dataset_of, result_of
 
 from tl_posgen.core.saved import unknown_measure
-from tl_posgen.report.figures import Panels, finish, line
+from tl_posgen.report.figures import Panels, line, titled
 from tl_posgen.report.head_figures import MOST_CURVES, by_head, layer_curves, said_of_rows
 
 PER_HEAD = ("init", "layer", "head", "d")
@@ -17,13 +17,13 @@ def test_a_legend_names_few_of_the_layers_and_all_conditions():
     panels = Panels(["r"])
     for name in ("no RoPE", "window 4", "window 8", *(f"layer {number}" for number in range(48))):
         panels.add(0, line([0, 1], [0, 1], name))
-    shown = [trace.name for trace in panels.finish("r").data if trace.showlegend]
+    shown = [trace.name for trace in panels.titled("r").data if trace.showlegend]
     assert shown == ["no RoPE", "window 4", "window 8", *(f"layer {number}" for number in range(0, 48, 6))]
 
 
 def test_ticks_of_given_places_are_thinned_with_their_texts():
     ticks = {"tickvals": list(range(48)), "ticktext": [f"L{number}" for number in range(48)]}
-    axis = finish(go.Figure().update_xaxes(**ticks), "r").layout.xaxis
+    axis = titled(go.Figure().update_xaxes(**ticks), "r").layout.xaxis
     assert axis.tickvals == tuple(range(0, 48, 3))
     assert axis.ticktext == tuple(f"L{number}" for number in range(0, 48, 3))
 

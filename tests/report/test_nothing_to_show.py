@@ -39,6 +39,6 @@ def test_a_layer_whose_scores_are_all_zero_is_drawn_and_has_its_page(small, zero
 def test_panels_say_that_there_is_nothing_to_show_where_no_trace_has_a_number(y, said):
     panels = Panels(["a", "b"])
     panels.add(0, Scatter(x=[0, 1], y=y, name="r"))
-    texts = [one.text for one in panels.finish("r").layout.annotations]
+    texts = [one.text for one in panels.titled("r").layout.annotations]
     assert (NOTHING in texts) == said
-    assert NOTHING in [one.text for one in Panels([], specs=[[], []]).finish("r").layout.annotations]
+    assert NOTHING in [one.text for one in Panels([], specs=[[], []]).titled("r").layout.annotations]

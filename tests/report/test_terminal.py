@@ -108,7 +108,7 @@ def test_where_not_all_heads_fit_those_of_most_position_and_of_most_interaction_
 @pytest.mark.parametrize("full", [False, True])
 def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full):
     class Broken(type(report["mean_key"].measure)):
-        def findings(self, own):
+        def findings(self, numbers):
             raise KeyError("no such number")
 
     one = {"broken": replace(report["mean_key"], measure=Broken(d0=23))}

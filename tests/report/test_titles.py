@@ -91,7 +91,7 @@ def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(a
 
         variables = {"share": Variable("position", headline="again"), "other": Variable("other", headline="other")}
 
-    share = result.own["position"].sel(tokens="without first", drop=True).expand_dims(init=["trained"])
+    share = result.trained["position"].sel(tokens="without first", drop=True).expand_dims(init=["trained"])
     data = xr.Dataset({"share": share, "other": share + 1})
     both = tl_posgen.Report({"variance": result, "again": Result(Again(), data)}, {}).frame()
     assert "position_share" in both

@@ -72,12 +72,12 @@ def test_recall_is_that_of_brute_force(result, mini, rows, rule):
     at = {"rule": rule, "prompt": 3, "layer": 1}
     best = pattern.sort(-1, descending=True).values[:, BUDGET:, :BUDGET].sum(-1)
     held = (pattern * kept)[:, BUDGET:].sum(-1)
-    np.testing.assert_allclose(result.own["recall"].sel(at | {"tokens": "all"}), (held / best).mean(-1), atol=2e-3)
+    np.testing.assert_allclose(result.trained["recall"].sel(at | {"tokens": "all"}), (held / best).mean(-1), atol=2e-3)
     rest = pattern.clone()
     rest[..., 0] = 0
     best = rest.sort(-1, descending=True).values[:, BUDGET:, :BUDGET].sum(-1)
     share = ((rest * kept)[:, BUDGET:].sum(-1) / best).mean(-1)
-    np.testing.assert_allclose(result.own["recall"].sel(at | {"tokens": "without first"}), share, atol=2e-3)
+    np.testing.assert_allclose(result.trained["recall"].sel(at | {"tokens": "without first"}), share, atol=2e-3)
 
 
 @pytest.mark.parametrize("rule", ["window", "mean_query", "position_and_content"])
@@ -120,7 +120,7 @@ def test_rules_stand_between_drawn_and_the_best_keys(result):
 def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
     found = Rules(budget=3)(model, tokens, null_seeds=(), progress=False)
-    recall = found.own["recall"].sel(tokens="all").squeeze("prompt")
+    recall = found.trained["recall"].sel(tokens="all").squeeze("prompt")
     recall = recall.stack(place=("layer", "head")).dropna("place")  # heads that their layer has
     np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
     assert bool(((recall > 0) & (recall < 1 + 1e-6)).all())

@@ -24,11 +24,11 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
     for condition, hooked in hooks.items():
         logits = mini.run_with_hooks(tokens, fwd_hooks=hooked).detach()
         expected = [float(cross_entropy(row[:-1], ids[1:])) for row, ids in zip(logits, tokens, strict=True)]
-        np.testing.assert_allclose(result.own.loss.sel(condition=condition), expected, rtol=1e-5)
+        np.testing.assert_allclose(result.trained.loss.sel(condition=condition), expected, rtol=1e-5)
 
 
 def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_shows(report, result):
-    data, slash, ablated = result.own, report["slash"].own, report["slash_ablation"].own
+    data, slash, ablated = result.trained, report["slash"].trained, report["slash_ablation"].trained
     unchanged, running = data.sel(condition="unchanged"), data.score.mean("prompt")
     np.testing.assert_allclose(unchanged.score.mean("prompt"), slash["slash_score"], rtol=1e-12)
     np.testing.assert_array_equal(unchanged.dominant, slash["dominant"])
@@ -42,7 +42,7 @@ def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_
 def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     model = family_model("gemma3", "bridge")
     tokens = torch.randint(2, 64, (1, 100), generator=torch.Generator().manual_seed(0))
-    data = BandAblation(schemes=["wavelength"])(model, tokens, null_seeds=(), progress=False).own
+    data = BandAblation(schemes=["wavelength"])(model, tokens, null_seeds=(), progress=False).trained
     expected = [int(bands_by_wavelength(one.rope, 100)[2].sum()) for one in geometry_of(model)]
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
@@ -54,7 +54,7 @@ def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(fami
     result = measure(model, alice, **few)
     band, own = result.measure, result.numbers
     for condition in ("no_rope", "drop high, thirds"):
-        loss = result.own["loss"]
+        loss = result.trained["loss"]
         change = loss.sel(condition=condition) - loss.sel(condition="unchanged")
         half = 3.1824 * float(change.std(ddof=1)) / 2
         found = band.rises(own)[condition]

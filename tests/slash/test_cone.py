@@ -44,7 +44,7 @@ def axis_of(inputs: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("tokens", "first"), VARIANTS)
 def test_ranks_are_those_of_the_singular_values_of_what_enters_rope(result, layer, tokens, first):
-    data = result.own.sel(tokens=tokens, layer=LAYER)
+    data = result.trained.sel(tokens=tokens, layer=LAYER)
     for side, x in (("q", layer[0].q), ("k", layer[0].k)):
         found = data.sel(side=side)
         energy = torch.linalg.svdvals(x[:, first:].double()) ** 2
@@ -58,13 +58,13 @@ def test_cosines_are_with_the_top_right_singular_vector(result, layer, tokens, f
     h = layer[1][first:].double()
     cosines = torch.nn.functional.normalize(h, dim=-1) @ axis_of(h)
     cosines = cosines * (h @ axis_of(h)).sum().sign()
-    data = result.own.sel(tokens=tokens, layer=LAYER)
+    data = result.trained.sel(tokens=tokens, layer=LAYER)
     np.testing.assert_allclose(data["cosine"], cosines.mean(), rtol=1e-6)
 
 
 def test_the_gain_is_that_of_the_axis_under_the_weights(result, layer):
     _, h, projections = layer
-    u, data = axis_of(h), result.own.sel(tokens="all", layer=LAYER)
+    u, data = axis_of(h), result.trained.sel(tokens="all", layer=LAYER)
     for side, weight in (("q", projections.w_q), ("k", projections.per_query_head(projections.w_k))):
         w = weight.double()
         gain = (u @ w).norm(dim=-1) / (w.square().sum((1, 2)) / w.shape[1]).sqrt()
@@ -83,7 +83,7 @@ def test_the_counterfactual_is_attention_from_a_part_of_the_inputs(result, layer
     q, k = rotate(projections.queries(h), positions, rope), rotate(projections.keys(h), positions, rope)
     scores = capture.geometry.scale * q @ k.mT
     pattern = scores.masked_fill(~torch.ones(len(h), len(h), dtype=torch.bool).tril(), -torch.inf).softmax(-1)
-    data = result.own.sel(tokens=tokens, layer=LAYER)
+    data = result.trained.sel(tokens=tokens, layer=LAYER)
     assert data["distance"].values.tolist() == [0, 1, 2, 3, 4]
     for distance in data["distance"].values.tolist():
         expected = pattern.diagonal(-distance, -2, -1).mean(-1)
@@ -103,8 +103,8 @@ def test_no_share_is_told_of_a_score_no_higher_than_uniform(measured, share):
         "slash_distance": (heads, [[[1, 1]]] * 2),
         "dominant": (heads, [[[True, False]]] * 2),
     }
-    own = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
-    found = Cone().ratio_above_no_inputs(own, "axis only")
+    numbers = result_of(Cone(), dataset_of(variables, input=["measured", "axis only"])).numbers
+    found = Cone().ratio_above_no_inputs(numbers, "axis only")
     assert found.value == pytest.approx(np.nan if share is None else share, nan_ok=True)
 
 
@@ -148,14 +148,14 @@ def test_the_share_of_a_part_is_of_what_inputs_add_to_biases_or_to_uniform_atten
     if biased:  # without biases a part makes something else
         parts |= {"axis and bias": 0.8, "off axis and bias": parts["off axis"], "bias only": 0.4, "no bias": 0.2}
         parts |= {"axis only": 0.11, "off axis": 0.12}
-    own = result_of(Cone(), dataset_of(slash_score() | rest, input=list(parts)), init).numbers
+    numbers = result_of(Cone(), dataset_of(slash_score() | rest, input=list(parts)), init).numbers
     ratio = Cone().ratio_above_no_inputs
-    assert ratio(own, "axis only").value == pytest.approx(1)
-    assert ratio(own, "off axis").value == pytest.approx(0.25)
-    assert ratio(own, "axis only", less="off axis").value == pytest.approx(0.75)
+    assert ratio(numbers, "axis only").value == pytest.approx(1)
+    assert ratio(numbers, "off axis").value == pytest.approx(0.25)
+    assert ratio(numbers, "axis only", less="off axis").value == pytest.approx(0.75)
     of_init = 1 - (0.8 - none) * 0.75 / 0.7
-    assert ratio(own, "off axis").by_null["random init"] == pytest.approx((of_init,))
-    assert Cone().ratio_of_biases(own).value == pytest.approx(0.3 / 0.7 if biased else 0)
+    assert ratio(numbers, "off axis").by_null["random init"] == pytest.approx((of_init,))
+    assert Cone().ratio_of_biases(numbers).value == pytest.approx(0.3 / 0.7 if biased else 0)
 
 
 def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tmp_path):
@@ -183,8 +183,8 @@ def test_a_large_bias_gives_rank_one_for_free_and_is_told_from_the_input_part(tm
 
 
 def test_a_model_without_biases_has_no_parts_of_them(result):
-    assert result.own["input"].values.tolist() == ["measured", "axis only", "off axis"]
-    assert "r1_without_bias" not in result.own
+    assert result.trained["input"].values.tolist() == ["measured", "axis only", "off axis"]
+    assert "r1_without_bias" not in result.trained
 
 
 def test_queries_are_measured_after_their_norm(family_model):

@@ -34,7 +34,7 @@ def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_in
 def test_a_report_has_each_score_of_a_head_once(small):
     frame = small.frame()
     assert [name for name in frame if "slash_score" in name] == ["slash_score", "random_slash_score"]
-    random = small["slash_transfer"].own["slash_score"].sel(tokens="all", source="random")
+    random = small["slash_transfer"].trained["slash_score"].sel(tokens="all", source="random")
     np.testing.assert_allclose(frame["random_slash_score"], random.values.ravel())
 
 
@@ -54,8 +54,8 @@ def test_very_short_prompts_are_measured_told_and_drawn(llama, n):
     report = tl_posgen.analyze(
         llama, TOKENS[:, :n], measures=[*measures, BandAblation(**THIRDS, **near), "loss"], **QUIET
     )
-    assert report["slash"].own.sizes["distance"] == n
-    assert report["loss"].own.sizes["position"] == n - 1
+    assert report["slash"].trained.sizes["distance"] == n
+    assert report["loss"].trained.sizes["position"] == n - 1
     for result in report.values():
         assert result.findings()
         assert all(result.plot(kind).data for kind in result.kinds)
@@ -90,9 +90,9 @@ def test_a_layer_that_rotates_nothing_beside_one_that_does(family_model):
     rotary = [bool(geometry.rope.rotary_dim) for geometry in geometry_of(model)]
     rotates, plain = rotary.index(True), rotary.index(False)
     report = tl_posgen.analyze(model, tokens, measures=[QUICK[2], QUICK[5]], layers=[plain], **QUIET)
-    assert report["slash_ablation"].own["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
+    assert report["slash_ablation"].trained["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
     assert "No layer measured here has rotary planes" in report["slash_ablation"].findings()[-1]
-    both = tl_posgen.analyze(model, tokens, measures="slash_ablation", **QUIET)["slash_ablation"].own["score"]
+    both = tl_posgen.analyze(model, tokens, measures="slash_ablation", **QUIET)["slash_ablation"].trained["score"]
     unchanged, still = (both.sel(condition=one) for one in ("unchanged", "no_rope"))
     np.testing.assert_allclose(still.sel(layer=plain), unchanged.sel(layer=plain), atol=1e-5)
     assert abs(still - unchanged).sel(layer=rotates).max() > 1e-3

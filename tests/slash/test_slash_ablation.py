@@ -59,12 +59,12 @@ def test_a_slash_is_lost_without_rope_and_survives_the_means(trained):
 
 def test_without_rotary_planes_ablations_of_rope_are_left_out_and_said_to_be(family_model):
     result = SlashAblation()(family_model("gpt2", "bridge"), torch.arange(2, 42)[None], **QUIET)
-    assert result.own["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
+    assert result.trained["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
     assert "ablations of RoPE mean nothing and are left out" in result.findings()[-1]
 
 
 def test_without_rotary_planes_the_slash_is_lost_with_the_content_of_q_and_k(learned_positions, tinystories):
-    data = SlashAblation()(learned_positions, tinystories, length=96, n_prompts=1, **QUIET).own
+    data = SlashAblation()(learned_positions, tinystories, length=96, n_prompts=1, **QUIET).trained
     assert data["condition"].values.tolist() == ["unchanged", "rank_one", "means"]
     layer, head = data["slash_score"].sel(condition="unchanged").to_series().idxmax()
     strongest = data.sel(layer=layer, head=head)

@@ -34,7 +34,7 @@ def test_agreement_is_over_heads_and_no_less_is_counted(family_model):
     model = family_model("qwen2")
     result = SlashBiases(kappa=0.14)(model, TOKENS, **QUIET)
     own, data = result.numbers, result.sel(tokens="all")
-    slash = tl_posgen.analyze(model, TOKENS, measures="slash", **QUIET)["slash"].own.sel(tokens="all")
+    slash = tl_posgen.analyze(model, TOKENS, measures="slash", **QUIET)["slash"].trained.sel(tokens="all")
     np.testing.assert_allclose(data["score"], slash["score"], atol=1e-6)
     alone, score = (torch.tensor(data[name].sel(distance=2).values.ravel()) for name in ("alone", "score"))
     assert result.measure.correlation(own, 2).value == pytest.approx(float(pearson(alone, score)))

@@ -38,30 +38,30 @@ def of_family(family_model):
 def test_contributions_add_up_to_the_lift_of_the_diagonal(result, logits, tokens, first):
     s = logits[:, first:, first:]
     mean = s.masked_fill(s.isinf(), 0).sum((1, 2)) / (~s.isinf())[0].sum()
-    total = result.own["contribution"].sel(tokens=tokens, layer=LAYER).sum("plane")
+    total = result.trained["contribution"].sel(tokens=tokens, layer=LAYER).sum("plane")
     lift = torch.stack([s.diagonal(-distance, -2, -1).mean(-1) - mean for distance in range(s.shape[-1])])
     for distance in (0, 1, 4):
         np.testing.assert_allclose(total.sel(at=str(distance)), lift[distance], atol=1e-4)
-    best = result.own["slash_distance"].sel(tokens=tokens, layer=LAYER).values.astype(int)
+    best = result.trained["slash_distance"].sel(tokens=tokens, layer=LAYER).values.astype(int)
     np.testing.assert_allclose(total.sel(at="best"), lift[best, range(len(best))], atol=1e-4)
 
 
 def test_bands_hold_every_plane_once_the_fastest_third_first(result):
-    bands, contribution = result.own["bands"], result.own["contribution"]
-    whole, plane = contribution.sum("plane"), result.own["plane"]
+    bands, contribution = result.trained["bands"], result.trained["contribution"]
+    whole, plane = contribution.sum("plane"), result.trained["plane"]
     np.testing.assert_allclose(bands.sum("band").transpose(*whole.dims), whole, atol=1e-9)
     assert "unrotated" not in result.plot("bands").data[0].y
     for number, band in enumerate(("high", "medium", "low")):
         planes = 3 * plane // contribution.sizes["plane"] == number
         found = bands.sel(band=band).transpose(*whole.dims)
         np.testing.assert_allclose(found, contribution.where(planes).sum("plane"), atol=1e-9)
-    trained, null = (one["bands"].sel(tokens="all", at="best") for one in (result.own, result.null))
+    trained, null = (one["bands"].sel(tokens="all", at="best") for one in (result.trained, result.null))
     assert float(trained.sum("band").max()) > 20 * float(abs(null.sum("band")).max())
 
 
 def test_what_is_not_rotated_is_a_band_of_its_own(of_family):
     result = of_family("neox")
-    data = result.own
+    data = result.trained
     plain = data["contribution"].where(np.isinf(data["wavelength"])).sum("plane").sel(at="best")
     unrotated = data["bands"].sel(band="unrotated", at="best")
     assert 0 < int(np.isinf(data["wavelength"]).sum()) < data["wavelength"].size
@@ -79,15 +79,15 @@ def test_the_lift_is_said_beside_the_largest_of_each_kind_of_null_models(result)
 
 def test_a_model_of_absolute_positions_turns_nothing_and_says_so(of_family):
     result = of_family("gpt2")
-    assert np.isinf(result.own["wavelength"]).all()
-    np.testing.assert_allclose(*xr.broadcast(result.own["predicted"], result.own["uniform"]))
+    assert np.isinf(result.trained["wavelength"]).all()
+    np.testing.assert_allclose(*xr.broadcast(result.trained["predicted"], result.trained["uniform"]))
     assert any("No plane of this model turns" in sentence for sentence in result.findings())
 
 
 def test_chance_is_over_the_heads_measured_and_of_one_head_not_defined(mini, alice):
     cut = {"length": 24, "n_prompts": 1, **QUIET}
     two, one = (SlashPlanes()(mini, alice, heads=heads, **cut) for heads in ([(1, 2), (3, 1)], [(3, 1)]))
-    data = two.own.sel(tokens="all").isel(distance=slice(12))
+    data = two.trained.sel(tokens="all").isel(distance=slice(12))
     above = {name: data[name] - data["uniform"] for name in ("predicted", "score")}
     expected = np.corrcoef(above["predicted"].sel(layer=3, head=1), above["score"].sel(layer=1, head=2))[0, 1]
     assert float(data["chance_correlation"].sel(layer=3, head=1)) == pytest.approx(expected)

@@ -28,7 +28,7 @@ def prompts():
 
 def test_slash_head_forms_within_a_hundred_and_fifty_steps_and_works_on_unseen_features():
     learned = short(snapshots=[0, 150])
-    data, row = learned.own.isel(seed=0), learned.table().iloc[0]
+    data, row = learned.trained.isel(seed=0), learned.table().iloc[0]
     trained, unseen = data.score
     assert trained[0] < 2 * data.uniform[3]
     assert trained[-1] > 0.8
@@ -51,7 +51,7 @@ def test_head_of_the_slowest_planes_alone_fails_to_form():
 def test_a_seed_gives_the_same_run_alone_and_in_company_and_leaves_global_random_numbers_alone():
     before = torch.get_rng_state()
     alone, together = short(steps=20, seeds=(1,)), short(steps=20, seeds=(0, 1))
-    np.testing.assert_allclose(alone.own.score.sel(seed=1), together.own.score.sel(seed=1), rtol=1e-3)
+    np.testing.assert_allclose(alone.trained.score.sel(seed=1), together.trained.score.sel(seed=1), rtol=1e-3)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -29,8 +29,8 @@ def test_random_prompts_keep_first_tokens_and_lengths_and_nothing_else():
 def test_scores_on_random_tokens_are_those_of_an_analysis_of_them(mini, alice, result):
     tokens = to_prompts(mini, alice, **CUT)
     drawn = torch.stack(random_prompts(tokens, mini.cfg.d_vocab, seed=0))
-    direct = Slash()(mini, drawn, null_seeds=(), progress=False).own
-    np.testing.assert_allclose(result.own["score"].sel(source="random"), direct["score"], atol=1e-6)
+    direct = Slash()(mini, drawn, null_seeds=(), progress=False).trained
+    np.testing.assert_allclose(result.trained["score"].sel(source="random"), direct["score"], atol=1e-6)
 
 
 def test_agreement_is_over_the_heads_of_both_sources(result):

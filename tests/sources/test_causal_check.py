@@ -36,7 +36,7 @@ def slash_score(capture, keys, distance):
 def test_the_fall_is_that_of_scores_without_the_constant_of_the_other_prompts(mini, prompts, result):
     read = [(one, vectors["L0 MLP"]) for one, vectors in (source_vectors(mini, row, 2, "k") for row in prompts)]
     means = [keys[:, 1:].mean(1) for _, keys in read]
-    data = result.own.sel(layer=2, source="L0 MLP")
+    data = result.trained.sel(layer=2, source="L0 MLP")
     scores = [[slash_score(capture, capture.k, distance) for capture, _ in read] for distance in range(12)]
     untouched = torch.stack([torch.stack(one).mean(0) for one in scores])
     best = untouched.argmax(0).tolist()
@@ -52,7 +52,7 @@ def test_the_fall_is_that_of_scores_without_the_constant_of_the_other_prompts(mi
 
 
 def test_correlations_are_over_heads_and_sources_of_layers_with_several(result):
-    data = result.own
+    data = result.trained
     later = data["layer"] > 0
     columns = {"position share": data["share"].sel(AT), "energy of the constant": data["constant_energy"]}
     fall = data["fall"].where(later)

@@ -80,7 +80,7 @@ def test_every_term_is_its_part_of_the_variance_and_sums_to_one_in_every_group(m
 
 def test_sums_of_absolute_shares_and_the_largest_stand_beside_them(mini, alice):
     result = Sources()(mini, alice, length=64, n_prompts=4, **QUIET)
-    data = result.own
+    data = result.trained
     expected = abs(data["share"].sel(tokens="without first")).sum("source").mean()
     assert result.measure.absolute(result.numbers).value == pytest.approx(float(expected))
     np.testing.assert_allclose(data["top_share"], data["share"].max("source"))
@@ -91,24 +91,24 @@ def test_sums_of_absolute_shares_and_the_largest_stand_beside_them(mini, alice):
 
 def test_heads_of_a_layer_add_up_to_it(mini, alice):
     cut = {"length": 24, "n_prompts": 1, "layers": [2], "consecutive": True, **QUIET}
-    heads, layers = (Sources(by=by)(mini, alice, **cut).own["share"] for by in ("head", "layer"))
+    heads, layers = (Sources(by=by)(mini, alice, **cut).trained["share"] for by in ("head", "layer"))
     of_heads = heads.sel(source=[f"L1H{head}" for head in range(4)]).sum("source")
     np.testing.assert_allclose(of_heads, layers.sel(source="L1 attention"), atol=1e-6)
 
 
 def test_in_half_precision_what_rounding_takes_is_a_source(mini, alice):
     cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
-    data = Sources()(tl_posgen.load_model("mini", dtype="bfloat16"), alice, **cut).own
+    data = Sources()(tl_posgen.load_model("mini", dtype="bfloat16"), alice, **cut).trained
     assert data["source"].values[-1] == "rounding"
     np.testing.assert_allclose(data["share"].sum("source"), 1)
-    whole = Sources()(mini, alice, **cut).own
+    whole = Sources()(mini, alice, **cut).trained
     at = {"tokens": "without first", "layer": 1, "source": "L0 MLP"}
     np.testing.assert_allclose(data["share"].sel(at), whole["share"].sel(at), atol=0.05)
 
 
 def test_streamed_passes_give_the_same(mini, alice):
     cut = {"length": 24, "n_prompts": 1, "consecutive": True, **QUIET}
-    one, other = (Sources()(mini, alice, streaming=streaming, **cut).own["share"] for streaming in (True, False))
+    one, other = (Sources()(mini, alice, streaming=streaming, **cut).trained["share"] for streaming in (True, False))
     np.testing.assert_allclose(one, other, atol=1e-5)
 
 

@@ -47,10 +47,10 @@ def test_the_last_checkpoint_measures_as_the_model_itself(per_head, of_coupling,
     """The loss, and every number of coupling at every place that a study keeps."""
     tokens = torch.stack(to_prompts(mini, alice, length=32, n_prompts=4))
     loss = float(token_losses(mini, tokens).mean())
-    assert float(per_head.own["loss"][-1].mean()) == pytest.approx(loss, abs=1e-3)
+    assert float(per_head.trained["loss"][-1].mean()) == pytest.approx(loss, abs=1e-3)
     result, compared = Coupling(k=4)(mini, alice, null_seeds=(), **CUT), 0
-    last = of_coupling.own.isel(checkpoint=-1)
-    for name, array in result.own.data_vars.items():
+    last = of_coupling.trained.isel(checkpoint=-1)
+    for name, array in result.trained.data_vars.items():
         if f"coupling_{name}" in last:
             found = last[f"coupling_{name}"]
             expected = array.sel(k=4) if "k" in array.dims else array
@@ -61,13 +61,13 @@ def test_the_last_checkpoint_measures_as_the_model_itself(per_head, of_coupling,
 
 
 def test_it_is_named_after_the_model_and_carries_steps_and_loss(per_head, of_coupling):
-    assert of_coupling.own.attrs["model"] == "some_model"
+    assert of_coupling.trained.attrs["model"] == "some_model"
     assert of_coupling.provenance["measures"]["coupling"]["k"] == 4
     assert of_coupling.provenance["checkpoints"] == ["step0", "step10"]
     assert of_coupling.provenance["drawn"] == "spread over the text"
     for result in (per_head, of_coupling):
-        assert result.own["step"].values.tolist() == [0, 10]
-        first, last = result.own["loss"].mean("prompt").values
+        assert result.trained["step"].values.tolist() == [0, 10]
+        first, last = result.trained["loss"].mean("prompt").values
         assert last < first - 0.5
     first, last = mean_within_rows(per_head)
     assert last > first
@@ -101,18 +101,18 @@ def test_words_and_table_have_both_ends_with_intervals_the_null_and_random_bases
         ends = f"from {first.with_interval:.3f} at step 0 to {last.with_interval:.3f} at step 10 ({last.null:.3f})"
         assert ends in result.findings()[sentence]
         assert result.table()["checkpoint"].tolist() == ["step0", "step10"]
-        np.testing.assert_allclose(result.table()["loss"], result.own["loss"].mean("prompt"))
+        np.testing.assert_allclose(result.table()["loss"], result.trained["loss"].mean("prompt"))
     *nulls, shuffled = [
         float(null["coupling_coupling"].sel(ALIGNED).isel(checkpoint=0).mean()) for null in of_coupling.nulls
     ]
     assert (
         f"{last.null:.3f}" == f"random init {np.mean(nulls):.3f} ± {np.std(nulls, ddof=1):.3f}, shuffled {shuffled:.3f}"
     )
-    values = of_coupling.own["coupling_coupling"].sel(ALIGNED).isel(checkpoint=-1).values
+    values = of_coupling.trained["coupling_coupling"].sel(ALIGNED).isel(checkpoint=-1).values
     half = 3.182446 * values.std(ddof=1) / 2
     assert last.high - last.low == pytest.approx(2 * half, rel=0.1)
     assert of_coupling.table()["coupling"][1] == last.value
-    chance = of_coupling.own["coupling_chance"].sel(version="absolute").mean("prompt").values
+    chance = of_coupling.trained["coupling_chance"].sel(version="absolute").mean("prompt").values
     np.testing.assert_allclose(of_coupling.table()["random bases"], chance)
     assert of_coupling.findings()[2].startswith(f"Coupling of random bases goes from {chance[0]:.3f} [")
     assert of_coupling.measure.at_steps(of_coupling.numbers, "slash_score") == {}
@@ -151,7 +151,7 @@ def test_means_are_drawn_over_steps_and_heads_in_the_colour_of_their_layer(per_h
     assert curve.x == (1, 11)
     lines = per_head.plot("heads").data
     assert len(lines) == 6 * 16
-    np.testing.assert_array_equal(lines[16 + 5].y, per_head.own[WITHIN].sel(layer=1, head=1, tokens="all"))
+    np.testing.assert_array_equal(lines[16 + 5].y, per_head.trained[WITHIN].sel(layer=1, head=1, tokens="all"))
     assert len({trace.line.color for trace in lines}) == 4
 
 

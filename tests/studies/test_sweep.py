@@ -68,7 +68,7 @@ def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, f
     of_mini = data["three_axis_r"].sel(model="mini", revision="main", text="bundled", drop=True)
     np.testing.assert_array_equal(of_mini, single["three_axis"].dataset["r"].transpose(*of_mini.dims))
     loss = data["loss_loss"].sel(init="trained", model="mini")
-    np.testing.assert_array_equal(loss.values.ravel(), single["loss"].own["loss"])
+    np.testing.assert_array_equal(loss.values.ravel(), single["loss"].trained["loss"])
     usual = data["three_axis_r"].sel(init="trained", group="all", tokens="all")
     assert int(np.isfinite(usual).any(("layer", "head")).sum()) == 2
     assert bool(np.isnan(usual.sel(model="tiny")).any())  # fewer layers or heads

@@ -15,10 +15,13 @@ OF_TOKENS = {"self": "own Jacobians", "same_input": "of one input", "same_output
 def _coupling(result: Result, at: Mapping[str, float], quantity: str = "coupling", **labels: str) -> Criterion:
     """Return the criterion of a coupling, whose low end has to be above random bases and the intervals of all null
     models."""
-    own, of_chance = result.numbers, {dim: label for dim, label in labels.items() if dim != "bases"}
-    beyond = {"random bases": [own("chance", **of_chance).value], **ends_of_nulls(own, "coupling", "high", **labels)}
+    numbers, of_chance = result.numbers, {dim: label for dim, label in labels.items() if dim != "bases"}
+    beyond = {
+        "random bases": [numbers("chance", **of_chance).value],
+        **ends_of_nulls(numbers, "coupling", "high", **labels),
+    }
     how: dict[str, Any] = {"beyond": beyond, "otherwise": "detectable", "digits": 3}
-    return Criterion.of_end(quantity, own("coupling", **labels), **at, **how)
+    return Criterion.of_end(quantity, numbers("coupling", **labels), **at, **how)
 
 
 def _beyond_ends(result: Result, quantity: str, name: str, held: float, sign: int = 1, **how: Any) -> Criterion:
@@ -60,7 +63,7 @@ COUPLING = [
         "partly; and all of theirs below {least}: held; open with one layer",
         ("coupling",),
         _growth,
-        lambda coupling: "one layer: a line through two states is exact" if coupling.own.sizes["state"] < 3 else "",
+        lambda coupling: "one layer: a line through two states is exact" if coupling.trained.sizes["state"] < 3 else "",
         thresholds={"least": 0.9},
     ),
     Claim(

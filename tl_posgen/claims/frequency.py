@@ -9,7 +9,7 @@ import xarray as xr
 
 from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, or_lacking
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, OUT
+from tl_posgen.core.measure import HEAD, WITHOUT_FIRST
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.frequencies.numbers.use import step_of
@@ -31,7 +31,7 @@ def _thirds(array: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 def _turning(plane_use: Result) -> np.ndarray:
     """Return which planes turn in any layer; the unrotated rest of partial rotary does not, nor a layer without RoPE,
     whose turns are NaN."""
-    turns = plane_use.own["turns"]
+    turns = plane_use.trained["turns"]
     turning = (turns > 0).any([dim for dim in turns.dims if dim != "plane"]).values
     return turning | ~turning.any()  # all, where none is known to turn
 
@@ -42,42 +42,42 @@ def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
 
 
 def _lengths(planes: Result, **at: float) -> list[Criterion]:
-    own = planes.numbers
-    turning = np.isfinite(own.data["wavelength"].values).any(0)
+    numbers = planes.numbers
+    turning = np.isfinite(numbers.data["wavelength"].values).any(0)
     found = []
     for side in "qk":
-        fast, slow = _thirds(own.array("magnitude", side=side, **OUT).isel(plane=turning))
+        fast, slow = _thirds(numbers.array("magnitude", side=side, **WITHOUT_FIRST).isel(plane=turning))
         ratio = np.exp(np.log(slow.mean("plane") / fast.mean("plane")).mean(HEAD))
-        found.append(Criterion.of(f"slow third / fast third of {side}", own.number(ratio), **at))
+        found.append(Criterion.of(f"slow third / fast third of {side}", numbers.number(ratio), **at))
     return found
 
 
 def _band(plane_use: Result, held: float) -> list[Group]:
-    own = plane_use.numbers
-    use = own.array("use")
+    numbers = plane_use.numbers
+    use = numbers.array("use")
     n_planes = use.sizes["plane"]
     step = step_of(n_planes)
     profile = use.mean("head").isel(plane=_turning(plane_use))
     away = profile["plane"] - profile.fillna(-1).idxmax("plane")
     of_band, of_slower = (profile.where(one).mean("plane") * n_planes for one in (abs(away) <= step, away > step))
-    band = Criterion.of("the longest band, x uniform", own.number(of_band), held, otherwise="partly")
-    slower = Criterion.of("slower planes", own.number(of_slower), 1.0, sign=-1, **ALONE)
+    band = Criterion.of("the longest band, x uniform", numbers.number(of_band), held, otherwise="partly")
+    slower = Criterion.of("slower planes", numbers.number(of_slower), 1.0, sign=-1, **ALONE)
     return [Group.of(band.holds and slower.holds, band.value > slower.value, [band, slower])]
 
 
 def _partial(plane_use: Result, **at: float) -> list[Criterion]:
-    own = plane_use.numbers
-    partial = own("partial")
-    beyond = {"all planes": [own("partial_planes").value], **partial.by_null}
+    numbers = plane_use.numbers
+    partial = numbers("partial")
+    beyond = {"all planes": [numbers("partial_planes").value], **partial.by_null}
     return [Criterion.of("heads whose longest plane is partial", partial, **at, beyond=beyond)]
 
 
 def _half_turn(plane_use: Result, **at: float) -> list[Group]:
     """Return the criterion of the context that fits best, and the numbers of others beside it."""
-    own, found = plane_use.numbers, []
-    for context in own.data["context"].values.tolist():
-        share = own("at_half_turn", context=context)
-        beyond = {"chance": [own("chance", context=context).value], **share.by_null}
+    numbers, found = plane_use.numbers, []
+    for context in numbers.data["context"].values.tolist():
+        share = numbers("at_half_turn", context=context)
+        beyond = {"chance": [numbers("chance", context=context).value], **share.by_null}
         words = f"heads at the half-turn plane of {context:,} tokens"
         found.append(Criterion.of(words, share, **at, beyond=beyond))
     best, *others = sorted(found, key=lambda one: -np.nan_to_num(one.value))
@@ -85,8 +85,8 @@ def _half_turn(plane_use: Result, **at: float) -> list[Group]:
 
 
 def _massive(plane_use: Result, a_head: float, times: float) -> list[Group]:
-    own = plane_use.numbers
-    q, k, v = (own("massive", vector=one) for one in plane_use.measure.labels()["vector"])
+    numbers = plane_use.numbers
+    q, k, v = (numbers("massive", vector=one) for one in plane_use.measure.labels()["vector"])
     sides = [
         Criterion.of(f"massive coordinates a head, {side}", one, end=None, otherwise="held")
         for side, one in (("q", q), ("k", k))
@@ -97,21 +97,21 @@ def _massive(plane_use: Result, a_head: float, times: float) -> list[Group]:
 
 
 def _no_massive(plane_use: Result) -> str:
-    n = float(plane_use.own["massive"].sel(vector=["q", "k"]).sum())
+    n = float(plane_use.trained["massive"].sel(vector=["q", "k"]).sum())
     few = f"not measured: {counted(round(n), 'coordinate')} of queries and keys above five times the mean of their head"
     return "" if n >= _FEWEST_MASSIVE else f"{few}, too few"
 
 
 def _massive_slow(plane_use: Result, **at: float) -> list[Criterion]:
-    own = plane_use.numbers
-    massive = own.array("massive").sel(vector=["q", "k"]).rename(vector="side")
-    share = own.number(own.array("massive_slow").sum((*HEAD, "side")) / massive.sum((*HEAD, "side")))
+    numbers = plane_use.numbers
+    massive = numbers.array("massive").sel(vector=["q", "k"]).rename(vector="side")
+    share = numbers.number(numbers.array("massive_slow").sum((*HEAD, "side")) / massive.sum((*HEAD, "side")))
     return [Criterion.of("in the slower half", share, **at, beyond=or_lacking(share.by_null), end=None)]
 
 
 def _contextual(recall: Result, lost: float, little: float, rise: float, partly: float, times: float) -> list[Group]:
-    own = recall.numbers
-    falls, rises = own.measure.falls(own), own.measure.rises(own)
+    numbers = recall.numbers
+    falls, rises = numbers.measure.falls(numbers), numbers.measure.rises(numbers)
     at_mean, other = falls["largest at mean"], falls["another at mean"]
     fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, lost, otherwise="partly")
     beside = Criterion.of("with another", other, little, sign=-1, **ALONE)
@@ -128,13 +128,13 @@ def _recalls_little(recall: Result) -> str:
 
 
 def _none_looks_up(recall: Result) -> str:
-    is_there = {SLOWEST, CONTROL} <= set(recall.own["condition"].values.tolist())
+    is_there = {SLOWEST, CONTROL} <= set(recall.trained["condition"].values.tolist())
     return _recalls_little(recall) or ("" if is_there else "not measured: no head looks up, or there is none beside it")
 
 
 def _slow_for_recall(recall: Result, lost: float, little: float) -> list[Group]:
-    own = recall.numbers
-    falls = own.measure.falls(own)
+    numbers = recall.numbers
+    falls = numbers.measure.falls(numbers)
     drawn = [one for name, one in falls.items() if name.startswith(DRAWN)]
     worst = max(drawn, key=lambda one: one.value)
     slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], lost, otherwise="partly")
@@ -145,29 +145,29 @@ def _slow_for_recall(recall: Result, lost: float, little: float) -> list[Group]:
 
 
 def _fast_for_recall(recall: Result, little: float, part: float) -> list[Group]:
-    own = recall.numbers
-    falls = own.measure.falls(own)
+    numbers = recall.numbers
+    falls = numbers.measure.falls(numbers)
     fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], little, sign=-1, **ALONE)
     slow = Criterion.of("without the slowest", falls[SLOWEST], otherwise="held")
     return [Group.of(fast.holds, fast.value <= part * slow.value, [fast, slow])]
 
 
-def _diagonal(own: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
+def _diagonal(numbers: Numbers) -> tuple[xr.DataArray, xr.DataArray]:
     """Return which heads are diagonal or previous-token heads, and which distance each attends most."""
-    attention = own.array("diagonal", near=None)
+    attention = numbers.array("diagonal", near=None)
     return attention.max("near") >= _DIAGONAL, attention == attention.max("near")
 
 
 def _diagonals(plane_roles: Result, plane_use: Result, more: float, **at: float) -> list[Criterion]:
-    own = plane_roles.numbers
-    heads, most = _diagonal(own)
-    lift = own.array("contrast", near=None).where(most, 0).sum("near")
+    numbers = plane_roles.numbers
+    heads, most = _diagonal(numbers)
+    lift = numbers.array("contrast", near=None).where(most, 0).sum("near")
     turning = _turning(plane_use)
     fast, _ = _thirds(lift.isel(plane=turning))
-    share = own.number(_mean_of(fast.sum("plane") / lift.sum("plane"), heads))
+    share = numbers.number(_mean_of(fast.sum("plane") / lift.sum("plane"), heads))
     fast, _ = _thirds(plane_use.numbers.array("use").isel(plane=turning))
     of_fast = fast.sum("plane")
-    above = own.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
+    above = numbers.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
     return [
         Criterion.of("lift by the fast third", share, **at, beyond=or_lacking(share.by_null)),
         Criterion.of("more use of it than in other heads", above, more, partly=0.0, beyond=or_lacking(above.by_null)),
@@ -181,40 +181,40 @@ def _no_diagonal(plane_roles: Result, plane_use: Result) -> str:
 
 
 def _place_by_frequency(plane_roles: Result, plane_use: Result, **at: float) -> list[Criterion]:
-    own = plane_roles.numbers
+    numbers = plane_roles.numbers
     variance = plane_use.numbers.array("variance_share")
     slowness = (variance * variance["plane"]).sum("plane", min_count=1)
-    rho = own.correlation(own.array("positional") - own.array("symbolic"), -slowness, ranks=True)
+    rho = numbers.correlation(numbers.array("positional") - numbers.array("symbolic"), -slowness, ranks=True)
     return [Criterion.of("rank correlation over heads", rho, **at)]
 
 
 def _centres(plane_use: Result, fixed: float, **at: float) -> list[Criterion]:
-    own = plane_use.numbers
+    numbers = plane_use.numbers
     found = []
     for side in "qk":
-        centre = own.array("centre", side=side)
-        share = own.number((centre > fixed).where(centre.notnull()))
+        centre = numbers.array("centre", side=side)
+        share = numbers.number((centre > fixed).where(centre.notnull()))
         found.append(Criterion.of(f"heads with fixed centres, {side}", share, **at))
     return found
 
 
-def _sinks(own: Numbers) -> xr.DataArray:
-    return own.array("sink") > SINK
+def _sinks(numbers: Numbers) -> xr.DataArray:
+    return numbers.array("sink") > SINK
 
 
 def _no_sink(plane_use: Result) -> str:
     return (
         ""
-        if bool((plane_use.own["sink"] > SINK).any())
+        if bool((plane_use.trained["sink"] > SINK).any())
         else f"not measured: no head attends to the first token by {SINK:g}"
     )
 
 
 def _sinks_by_angle(plane_use: Result, above: float) -> list[Group]:
-    own = plane_use.numbers
-    heads = _sinks(own)
-    share = own.number(heads.where(own.array("sink").notnull()))
-    length, cosine = (own.number(_mean_of(own.array(name), heads)) for name in ("first_length", "first_cosine"))
+    numbers = plane_use.numbers
+    heads = _sinks(numbers)
+    share = numbers.number(heads.where(numbers.array("sink").notnull()))
+    length, cosine = (numbers.number(_mean_of(numbers.array(name), heads)) for name in ("first_length", "first_cosine"))
     shorter = Criterion.of("|k_0| / E|k| in sink heads", length, 1.0, sign=-1, **ALONE)
     angle = Criterion.of(
         "cosine with q above other keys'", cosine, above, beyond=or_lacking(cosine.by_null), otherwise="detectable"
@@ -224,23 +224,23 @@ def _sinks_by_angle(plane_use: Result, above: float) -> list[Group]:
 
 
 def _sinks_from_partial(plane_use: Result, **at: float) -> list[Criterion]:
-    own = plane_use.numbers
-    context = own.data["context"].values[0]
-    turns = own.data["turns"].sel(context=context, drop=True)
+    numbers = plane_use.numbers
+    context = numbers.data["context"].values[0]
+    turns = numbers.data["turns"].sel(context=context, drop=True)
     partial = (turns > 0) & (turns < 1)  # not the unrotated rest of a head
-    lift = own.array("sink_lift").where(_sinks(own), 0)
-    share = own.number(lift.where(partial, 0).sum((*HEAD, "plane")) / lift.sum((*HEAD, "plane")))
-    beyond = {"all planes": [own("partial_planes").value], **or_lacking(share.by_null)}
+    lift = numbers.array("sink_lift").where(_sinks(numbers), 0)
+    share = numbers.number(lift.where(partial, 0).sum((*HEAD, "plane")) / lift.sum((*HEAD, "plane")))
+    beyond = {"all planes": [numbers("partial_planes").value], **or_lacking(share.by_null)}
     return [Criterion.of("lift of the first token by partial planes", share, **at, beyond=beyond)]
 
 
 def _decay(plane_roles: Result, still: float, times: float) -> list[Group]:
-    own = plane_roles.numbers
-    score = own.array("mean_score")
+    numbers = plane_roles.numbers
+    score = numbers.array("mean_score")
     doubling = score["doubling"].where(score.notnull())  # a window ends before some distances of other layers
     doubling = doubling - doubling.mean("doubling")
-    slope = (score * doubling).sum("doubling") / (doubling**2).sum("doubling") / own.array("spread")
-    fall = own.number(-slope)
+    slope = (score * doubling).sum("doubling") / (doubling**2).sum("doubling") / numbers.array("spread")
+    fall = numbers.number(-slope)
     falls = Criterion.of("std within rows that scores fall by per doubling", fall, otherwise="held")
     largest = max((abs(one) for one in fall.nulls), default=np.nan)
     nulls = Criterion("null models, at most", largest, still, sign=-1)
@@ -249,8 +249,8 @@ def _decay(plane_roles: Result, still: float, times: float) -> list[Group]:
 
 
 def _frozen_quarters(plane_cost: Result, _: Result, slowest: float, fastest: float, part: float) -> list[Group]:
-    own = plane_cost.numbers
-    rises = own.measure.rises(own)
+    numbers = plane_cost.numbers
+    rises = numbers.measure.rises(numbers)
     of_fast = rises["freeze fastest quarter"]
     fast = Criterion.of("rise with the fastest quarter frozen", of_fast, fastest, otherwise="partly")
     slow = Criterion.of("with the slowest", rises["freeze slowest quarter"], slowest, sign=-1, **ALONE)
@@ -259,20 +259,23 @@ def _frozen_quarters(plane_cost: Result, _: Result, slowest: float, fastest: flo
 
 def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     """Say where the slowest quarter of the planes turns so little in a prompt that freezing it says nothing."""
-    own, length = plane_use.numbers, plane_cost.provenance.get("length")
+    numbers, length = plane_use.numbers, plane_cost.provenance.get("length")
     longest = length if isinstance(length, int) else max(length or [0])
     theta = (
-        2 * np.pi * own.array("turns", context=None).isel(context=0) / own.array("reach", context=None).isel(context=0)
+        2
+        * np.pi
+        * numbers.array("turns", context=None).isel(context=0)
+        / numbers.array("reach", context=None).isel(context=0)
     )
-    n_planes = int((plane_use.own["turns"].isel(context=0) > 0).any("layer").sum())  # without the unrotated rest
-    angle = own.number((longest * theta.isel(plane=(3 * n_planes + 3) // 4)).max("layer"))
+    n_planes = int((plane_use.trained["turns"].isel(context=0) > 0).any("layer").sum())  # without the unrotated rest
+    angle = numbers.number((longest * theta.isel(plane=(3 * n_planes + 3) // 4)).max("layer"))
     few = f"not measured: the slowest quarter turns by {angle.plain:.2f} radians in these prompts, too little"
     return "" if angle.value >= _TURNED else few
 
 
 def _base(plane_use: Result, held: float) -> list[Criterion]:
-    own = plane_use.numbers
-    share = own.number((own.array("first_negative") / own.array("reach")).min("layer"))
+    numbers = plane_use.numbers
+    share = numbers.number((numbers.array("first_negative") / numbers.array("reach")).min("layer"))
     return [Criterion.of("first negative sum of cosines, over L", share, held, **ALONE)]
 
 

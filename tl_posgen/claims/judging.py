@@ -95,7 +95,7 @@ class Criterion:
     def leaves(self) -> "list[Criterion]":
         return [self]
 
-    def told(self, kind: str = "") -> str:
+    def sentence(self, kind: str = "") -> str:
         """Return the number with its interval, or the mean over null models of a kind, in words; "" without it."""
         if self.number is None or (kind and kind not in self.number.by_null):
             return ""
@@ -196,12 +196,12 @@ class Group:
     def leaves(self) -> list[Criterion]:
         return [one for each in self.criteria for one in each.leaves]
 
-    def told(self, kind: str = "") -> str:
+    def sentence(self, kind: str = "") -> str:
         """Return what was measured, of the model or of null models, in words."""
         if not self.criteria:
             return "" if kind else self.name
         named = any(isinstance(one, Group) for one in self.criteria)
-        parts = ("; " if named else ", ").join(filter(None, (one.told(kind) for one in self.criteria)))
+        parts = ("; " if named else ", ").join(filter(None, (one.sentence(kind) for one in self.criteria)))
         return f"{self.name}{'' if kind else f', {self.verdict}'}: {parts}" if self.name and parts else parts
 
 
@@ -221,14 +221,15 @@ def or_lacking(by_null: Mapping[str, Sequence[float]]) -> dict[str, list[float]]
     return {kind: [-math.inf if math.isnan(one) else one for one in each] for kind, each in by_null.items()}
 
 
-def ends_of_nulls(own: Numbers, name: str, end: str, **labels: str) -> dict[str, list[float]]:
+def ends_of_nulls(numbers: Numbers, name: str, end: str, **labels: str) -> dict[str, list[float]]:
     """Return, by kind, one end of the interval that a number has in each null model, as if it were the model."""
 
     def alone(label: str) -> Numbers:
-        return Numbers(own.measure, own.dataset.sel(init=[label]).assign_coords(init=[TRAINED]))
+        return Numbers(numbers.measure, numbers.dataset.sel(init=[label]).assign_coords(init=[TRAINED]))
 
     return {
-        kind: [getattr(alone(label)(name, **labels), end) for label in one.labels] for kind, one in own.by_null.items()
+        kind: [getattr(alone(label)(name, **labels), end) for label in one.labels]
+        for kind, one in numbers.by_null.items()
     }
 
 
@@ -282,7 +283,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
         return Judgement("open", why, "not measured")
     criteria = claim.by(*needed, **claim.thresholds)
     single = [one for each in criteria for one in each.leaves]
-    nulls = {kind: ", ".join(filter(None, (one.told(kind) for one in criteria))) for kind in NULL_KINDS}
+    nulls = {kind: ", ".join(filter(None, (one.sentence(kind) for one in criteria))) for kind in NULL_KINDS}
     null = "; ".join(f"{kind}: {words}" for kind, words in nulls.items() if words)
     if claim.own_null:
         null = ", ".join(
@@ -292,7 +293,7 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
         null = null or "not judged"
     null = re.sub(" not defined(?=, [^,;]* not defined)", "", null)  # once for neighbours
     margin = "; ".join(one.margin for one in criteria)
-    measured = "; ".join(filter(None, (one.told() for one in criteria))) or margin
+    measured = "; ".join(filter(None, (one.sentence() for one in criteria))) or margin
     return Judgement(joint_verdict(criteria) if null else "open", measured, null, margin)
 
 
@@ -347,10 +348,10 @@ class Claims(Measure):
         "null: the same numbers of null models"
     )
 
-    def findings(self, own: Numbers) -> list[str]:
-        missing = not own.data["null"].values.all()
+    def findings(self, numbers: Numbers) -> list[str]:
+        missing = not numbers.data["null"].values.all()
         return ["Without null models, the claims that are judged against them are open."] if missing else []
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         shown = ("claim", *list(self.variables)[:-1])  # criteria are long
-        return pd.DataFrame({name: own.data[name].values for name in shown if name in own.data})
+        return pd.DataFrame({name: numbers.data[name].values for name in shown if name in numbers.data})

@@ -9,9 +9,9 @@ import numpy as np
 
 from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, or_lacking
 from tl_posgen.claims.over_training import fewer_steps
-from tl_posgen.core.measure import OUT
+from tl_posgen.core.measure import WITHOUT_FIRST
 from tl_posgen.core.result import Result
-from tl_posgen.interventions import WORTHLESS
+from tl_posgen.interventions import LEAST_COST
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES
 from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, Substitution
@@ -40,50 +40,50 @@ def _where_rotated(result: Result, quantity: str, name: str, at: Mapping[str, fl
 
 def _recovered(substitution: Result, condition: str = "query_profile", **at: Any) -> list[Criterion]:
     """Return the least share, of the loss and of the KL, how each stands beside its nulls, and of what they are."""
-    own, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
-    shares = {words: own.measure.recovered(own, name)[condition] for name, words in names.items()}
+    numbers, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
+    shares = {words: numbers.measure.recovered(numbers, name)[condition] for name, words in names.items()}
     encodings = set(substitution.encodings)
     meaningless = encodings and encodings <= substitution.measure.without_meaning
     least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth
     each = [Criterion.of(words, one, beyond=or_lacking(one.by_null), otherwise="held") for words, one in shares.items()]
-    worth = Criterion.of("nats that attention is worth", own.measure.worth(own), otherwise="held", **ALONE)
+    worth = Criterion.of("nats that attention is worth", numbers.measure.worth(numbers), otherwise="held", **ALONE)
     return [Criterion("least share", least, **at), *each, worth]
 
 
 def _recovered_at_sinks(substitution: Result, **at: float) -> list[Criterion]:
     """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
-    own = substitution.numbers
-    control = own.measure.recovered(own)[AT_RANDOM]
+    numbers = substitution.numbers
+    control = numbers.measure.recovered(numbers)[AT_RANDOM]
     beside = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)
     return [*_recovered(substitution, AT_SINKS["query_profile"], **at), beside]
 
 
 def _no_sinks(substitution: Result) -> str:
-    own = substitution.own
-    has_any = bool((own["first_is_sink"] + own["n_later_sinks"]).sum() > 0)
+    numbers = substitution.trained
+    has_any = bool((numbers["first_is_sink"] + numbers["n_later_sinks"]).sum() > 0)
     return "" if has_any else f"no key takes more than {substitution.measure.sink_share:.0%} of a layer's attention"
 
 
 def _planes(planes: Result) -> list[Criterion]:
-    own = planes.numbers
-    interaction = own("share", part="interaction", **OUT)
+    numbers = planes.numbers
+    interaction = numbers("share", part="interaction", **WITHOUT_FIRST)
     halves = {f"half of {kind}": [one / 2 for one in each] for kind, each in interaction.by_null.items()}
     return [
-        Criterion.of("r of plane scores with interaction", own.measure.correlation(own), otherwise="held"),
+        Criterion.of("r of plane scores with interaction", numbers.measure.correlation(numbers), otherwise="held"),
         Criterion.of("interaction", interaction, beyond=halves, otherwise="held", sign=-1),
     ]
 
 
 def _order(perturbation: Result, hardly: float, apart: float) -> list[Group]:
     """Return the rises of the loss by words at 5 % and 20 %; at 10 %, or the lowest share above, they should matter."""
-    own, (few, above, many) = perturbation.numbers, _ratios(perturbation.measure)
-    if not set(_MOVED) <= set(own.data["condition"].values):
+    numbers, (few, above, many) = perturbation.numbers, _ratios(perturbation.measure)
+    if not set(_MOVED) <= set(numbers.data["condition"].values):
         return [Group("open", name="not all of words, index and features were moved")]
-    at_few, at_more, at_many = (own("change", condition="words", ratio=ratio) for ratio in (few, above, many))
+    at_few, at_more, at_many = (numbers("change", condition="words", ratio=ratio) for ratio in (few, above, many))
     kept = Criterion.of(f"words at {few:.0%}", at_few, hardly, sign=-1, **ALONE)
     more = [Criterion.of(f"words at {above:.0%}", at_more, otherwise="held", **ALONE)] if above < many else []
     matters = Criterion.of(f"words at {many:.0%}", at_many, otherwise="held")
-    index, features = (own("change", condition=one, ratio=many) for one in _MOVED[1:])
+    index, features = (numbers("change", condition=one, ratio=many) for one in _MOVED[1:])
     both = [
         Criterion.of(f"{name} at {many:.0%}", one, otherwise="held", **ALONE)
         for name, one in {"index": index, "features": features}.items()
@@ -102,11 +102,11 @@ def _ratios(measure: Any) -> tuple[float, float, float]:
 
 
 def _cloze(perturbation: Result, slight: float) -> list[Group]:
-    own, (few, above, _) = perturbation.numbers, _ratios(perturbation.measure)
-    accuracy = own.array("cloze_accuracy", condition="words")
-    in_order = accuracy.sel(ratio=min(own.measure.ratios), drop=True)
-    whole = own.number(in_order, own.bounds_of("cloze_accuracy"))
-    at_few, at_more = (own.number(accuracy.sel(ratio=one, drop=True) - in_order) for one in (few, above))
+    numbers, (few, above, _) = perturbation.numbers, _ratios(perturbation.measure)
+    accuracy = numbers.array("cloze_accuracy", condition="words")
+    in_order = accuracy.sel(ratio=min(numbers.measure.ratios), drop=True)
+    whole = numbers.number(in_order, numbers.bounds_of("cloze_accuracy"))
+    at_few, at_more = (numbers.number(accuracy.sel(ratio=one, drop=True) - in_order) for one in (few, above))
     kept = Criterion.of_end(f"change at {few:.0%}", at_few, -slight, beyond=None, digits=3)
     still = Criterion.of_end(f"change at {above:.0%}", at_more, -slight, "high", beyond=None, digits=3)
     beyond = {"chance": [1 / N_CHOICES], **whole.by_null}
@@ -117,15 +117,15 @@ def _cloze(perturbation: Result, slight: float) -> list[Group]:
 
 
 def _no_cloze(perturbation: Result) -> str:
-    is_made = "cloze_accuracy" in perturbation.own and "words" in perturbation.own["condition"].values
+    is_made = "cloze_accuracy" in perturbation.trained and "words" in perturbation.trained["condition"].values
     return "" if is_made else "not measured: no cloze was made of this text"
 
 
 def _beyond(length_extrapolation: Result, inside: float) -> list[Group]:
-    measure, own = length_extrapolation.measure, length_extrapolation.numbers
-    if "lm_infinite" not in own.data["condition"].values:
+    measure, numbers = length_extrapolation.measure, length_extrapolation.numbers
+    if "lm_infinite" not in numbers.data["condition"].values:
         return [Group("open", name="LM-Infinite was not run")]
-    windowed, unchanged = (measure.beyond(own, one)["within_noise"] for one in ("lm_infinite", "unchanged"))
+    windowed, unchanged = (measure.beyond(numbers, one)["within_noise"] for one in ("lm_infinite", "unchanged"))
     gains = {kind: np.subtract(one, unchanged.by_null[kind]).tolist() for kind, one in windowed.by_null.items()}
     kept = Criterion.of("heads within noise with LM-Infinite", windowed, inside, **ALONE)
     lost = Criterion.of("unchanged", unchanged, inside, **ALONE)
@@ -155,8 +155,10 @@ POSITION = [
         "beside it",
         ("three_axis", "mean_key"),
         lambda three_axis, mean_key, **at: [
-            Criterion.of("r", three_axis.numbers("r", **OUT), **at, digits=3),
-            Criterion.of("mean-key split's r", mean_key.numbers("r", **OUT), otherwise="held", digits=3, **ALONE),
+            Criterion.of("r", three_axis.numbers("r", **WITHOUT_FIRST), **at, digits=3),
+            Criterion.of(
+                "mean-key split's r", mean_key.numbers("r", **WITHOUT_FIRST), otherwise="held", digits=3, **ALONE
+            ),
         ],
         thresholds=_CLOSE,
     ),
@@ -165,7 +167,7 @@ POSITION = [
         "The model can run on f(q, i-j) + g(q, k): position and content are apart.",
         "shares recovered, of the loss and of the KL of predictions, when the model runs on each query's profile: both "
         "{held:.0%} held, {partly:.0%} partly; open where what attention is worth is not above "
-        f"{WORTHLESS} nats by its interval: no share is defined",
+        f"{LEAST_COST} nats by its interval: no share is defined",
         ("substitution",),
         _recovered,
         options=_EIGHT_PROMPTS,
@@ -189,7 +191,7 @@ POSITION = [
         "r of the key part with the scores at all distances, each distance's mean removed, first token left out, mean "
         "over heads: {held} held, {partly} partly; open where nothing rotates",
         ("dummy_distance",),
-        lambda dummy_distance, **at: _where_rotated(dummy_distance, "r", "key_part_r", at, **OUT),
+        lambda dummy_distance, **at: _where_rotated(dummy_distance, "r", "key_part_r", at, **WITHOUT_FIRST),
         thresholds=_CLOSE,
     ),
     Claim(
@@ -240,7 +242,11 @@ POSITION = [
         ("residual",),
         lambda residual: [
             Group(
-                "open", [Criterion.of(words, residual.numbers(name, **OUT), **ALONE) for name, words in _LEFT.items()]
+                "open",
+                [
+                    Criterion.of(words, residual.numbers(name, **WITHOUT_FIRST), **ALONE)
+                    for name, words in _LEFT.items()
+                ],
             )
         ],
     ),

@@ -10,7 +10,7 @@ import numpy as np
 
 from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, Verdict, or_lacking
 from tl_posgen.core.formatting import counted, in_ranges
-from tl_posgen.core.measure import ENDS, HEAD, OUT
+from tl_posgen.core.measure import ENDS, HEAD, WITHOUT_FIRST
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import leave_one_out
 from tl_posgen.core.result import Result
@@ -28,9 +28,9 @@ def _transfer(slash_transfer: Result, fewest: int, **decides: float) -> list[Cri
     """Return the criteria of r at each distance where `fewest` heads are dominant, and of the mean r over the other
     distances where as many are dominant at any of these, weighted by these heads. r itself is over all heads; at
     distances where fewer are dominant it decides nothing, as hardly any head attends there."""
-    own, measure = slash_transfer.numbers, slash_transfer.measure
-    heads = {at: int(measure.n_dominant(own, at, "natural").value) for at in measure.reached(own.data)}
-    r = {at: measure.correlation(own, at) for at, n in heads.items() if n}
+    numbers, measure = slash_transfer.numbers, slash_transfer.measure
+    heads = {at: int(measure.n_dominant(numbers, at, "natural").value) for at in measure.reached(numbers.data)}
+    r = {at: measure.correlation(numbers, at) for at, n in heads.items() if n}
     r = {at: one for at, one in r.items() if heads[at] >= fewest or not np.isnan(one.value)}
     few = [at for at in r if heads[at] < fewest]
     beside = {"otherwise": "held", **ALONE}
@@ -40,7 +40,7 @@ def _transfer(slash_transfer: Result, fewest: int, **decides: float) -> list[Cri
         )
         for at, one in r.items()
     ]
-    n_together = int(measure.n_dominant(own, few, "natural").value) if few else 0
+    n_together = int(measure.n_dominant(numbers, few, "natural").value) if few else 0
     if len(few) > 1 and n_together >= fewest:
         mean = _weighted([r[at] for at in few], [heads[at] for at in few])
         found += [
@@ -62,8 +62,8 @@ def _weighted(numbers: Sequence[Number], weights: Sequence[int]) -> Number:
 
 def _rank_one(cone: Result, side: str, **at: float) -> Criterion:
     """Return the share in dominant heads, beside those of all heads of a null model, and of its dominant ones."""
-    own, name = cone.numbers, f"r1 of {side.upper()}"
-    r1, of_all = group_mean(own, "r1", "dominant", side=side), own("r1", side=side)
+    numbers, name = cone.numbers, f"r1 of {side.upper()}"
+    r1, of_all = group_mean(numbers, "r1", "dominant", side=side), numbers("r1", side=side)
     of_dominant = or_lacking(r1.by_null)
     beyond = {kind: [*each, *of_dominant[kind]] for kind, each in of_all.by_null.items()}
     found = Criterion.of(name, r1, **at, beyond=beyond, digits=3)
@@ -73,8 +73,8 @@ def _rank_one(cone: Result, side: str, **at: float) -> Criterion:
 def _ranks(cone: Result, **at: float) -> list[Criterion]:
     """Return the criteria of Q and K; beside them r1 in the dominant heads of null models, where these have any; and
     where there are biases, which are of rank one, what r1 is without them."""
-    own, name = cone.numbers, "r1_without_bias"
-    dominant = {side: group_mean(own, "r1", "dominant", side=side) for side in "qk"}
+    numbers, name = cone.numbers, "r1_without_bias"
+    dominant = {side: group_mean(numbers, "r1", "dominant", side=side) for side in "qk"}
     of_nulls = [
         Criterion.of(
             f"r1 of {side.upper()} beside dominant heads of null models", one, otherwise="held", digits=3, **ALONE
@@ -82,7 +82,7 @@ def _ranks(cone: Result, **at: float) -> list[Criterion]:
         for side, one in dominant.items()
         if not np.isnan([each for kind in one.by_null.values() for each in kind]).all()
     ]
-    without = {side: group_mean(own, name, "dominant", side=side) for side in ("qk" if name in own else "")}
+    without = {side: group_mean(numbers, name, "dominant", side=side) for side in ("qk" if name in numbers else "")}
     beside = [
         Criterion.of(f"r1 of {side.upper()} without biases", one, otherwise="held", digits=3, **ALONE)
         for side, one in without.items()
@@ -92,13 +92,13 @@ def _ranks(cone: Result, **at: float) -> list[Criterion]:
 
 
 def _parts_of_inputs(cone: Result, axis: float, partly: float, others: float) -> list[Group]:
-    own, ratio = cone.numbers, cone.measure.ratio_above_no_inputs
-    difference = ratio(own, INPUTS[1], less=INPUTS[2])
-    alone = Criterion.of("axis alone", ratio(own, INPUTS[1]), axis, partly=partly, **ALONE)
-    rest = Criterion.of("the rest", ratio(own, INPUTS[2]), others, sign=-1, **ALONE)
+    numbers, ratio = cone.numbers, cone.measure.ratio_above_no_inputs
+    difference = ratio(numbers, INPUTS[1], less=INPUTS[2])
+    alone = Criterion.of("axis alone", ratio(numbers, INPUTS[1]), axis, partly=partly, **ALONE)
+    rest = Criterion.of("the rest", ratio(numbers, INPUTS[2]), others, sign=-1, **ALONE)
     beyond = or_lacking(difference.by_null)
     more = Criterion.of("more than the rest", difference, beyond=beyond, otherwise="held")
-    has_biases, of_biases = "bias only" in own.data["input"].values, cone.measure.ratio_of_biases(own)
+    has_biases, of_biases = "bias only" in numbers.data["input"].values, cone.measure.ratio_of_biases(numbers)
     by_biases = [Criterion.of("biases without inputs", of_biases, otherwise="held", **ALONE)] if has_biases else []
     is_part = alone.verdict != "not held" and more.value > 0
     return [Group.of(alone.holds and rest.holds, is_part, [alone, rest, more, *by_biases])]
@@ -109,24 +109,26 @@ def _bands(band_ablation: Result, kept: float, low_alone: float, lost: float, pa
     on the low one alone; and how much more is left without the low band than without the others, which has to be beyond
     the nulls. Open where no head is dominant, or some band has no plane; where both ways disagree, partly if one holds.
     """
-    own, found = band_ablation.numbers, []
-    scores = mean_of_slash_heads(own.dataset)
+    numbers, found = band_ablation.numbers, []
+    scores = mean_of_slash_heads(numbers.dataset)
     scores = leave_one_out(scores) if scores.sizes["prompt"] >= FEWEST else scores.mean("prompt")
     left = scores / scores.sel(condition="unchanged", drop=True)
-    for scheme in get_args(Scheme) if own.measure.n_heads(own).value else ():
+    for scheme in get_args(Scheme) if numbers.measure.n_heads(numbers).value else ():
         names = [f"drop {band}, {scheme}" for band in BANDS]
-        is_there = set(names) <= set(own.data["condition"].values)
-        if not is_there or not all(own.data["n_planes"].sel(condition=one).any() for one in names):
+        is_there = set(names) <= set(numbers.data["condition"].values)
+        if not is_there or not all(numbers.data["n_planes"].sel(condition=one).any() for one in names):
             continue
         arrays = [left.sel(condition=one, drop=True) for one in names]
         others = (arrays[0] + arrays[1]) / 2
         high, medium, low = (
-            Criterion.of(f"without {band}", own.number(one), kept, **ALONE)
+            Criterion.of(f"without {band}", numbers.number(one), kept, **ALONE)
             for band, one in zip(BANDS, arrays, strict=True)
         )
-        on_low = own.number(left.sel(condition=f"keep low, {scheme}", drop=True))
+        on_low = numbers.number(left.sel(condition=f"keep low, {scheme}", drop=True))
         alone = Criterion.of("low alone", on_low, low_alone, sign=-1, **ALONE)
-        more = Criterion.of("more without low than without others", own.number(arrays[2] - others), otherwise="held")
+        more = Criterion.of(
+            "more without low than without others", numbers.number(arrays[2] - others), otherwise="held"
+        )
         whole = low.holds and alone.holds and high.verdict == medium.verdict == "not held"
         cost = 1 - (high.value + medium.value) / 2
         is_part = cost >= lost and 1 - low.value <= part * cost
@@ -140,28 +142,28 @@ def _bands(band_ablation: Result, kept: float, low_alone: float, lost: float, pa
 
 
 def _toy(slash_toy: Result, formed: float) -> list[Group]:
-    own, measure = slash_toy.numbers, slash_toy.measure
+    numbers, measure = slash_toy.numbers, slash_toy.measure
     beyond = {
-        "before training": [own("score", features="trained", step=0).value],
-        "uniform attention": [own("uniform", distance=measure.distance).value],
+        "before training": [numbers("score", features="trained", step=0).value],
+        "uniform attention": [numbers("uniform", distance=measure.distance).value],
     }
-    ends = {one: own.array("score", features=one).isel(step=-1) for one in FEATURES}
+    ends = {one: numbers.array("score", features=one).isel(step=-1) for one in FEATURES}
     least = {one: float(end.min(skipna=False)) for one, end in ends.items()}
     trained, unseen = (Criterion(f"least, {name}", one, formed, beyond=beyond) for name, one in least.items())
     return [Group("not held" if not trained.holds else "held" if unseen.holds else "partly", [trained, unseen])]
 
 
 def _far(slash: Result) -> list[Criterion]:
-    own = slash.numbers
-    n = own.number((own.array("n_long", **OUT) > 0).sum(HEAD))
+    numbers = slash.numbers
+    n = numbers.number((numbers.array("n_long", **WITHOUT_FIRST) > 0).sum(HEAD))
     return [Criterion.of("heads", n, end=None, otherwise="held", digits=0)]
 
 
 def _nothing_far(slash: Result) -> str:
-    far = [*long_distances(slash.own.sizes["distance"])]
+    far = [*long_distances(slash.trained.sizes["distance"])]
     if not far:
         return f"not measured: no prompt has {2 * LONG} tokens"
-    return "" if (slash.own["uniform"].sel(distance=far) > 0).any() else f"windows end before {LONG} tokens"
+    return "" if (slash.trained["uniform"].sel(distance=far) > 0).any() else f"windows end before {LONG} tokens"
 
 
 SLASH = [

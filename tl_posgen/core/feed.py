@@ -199,7 +199,7 @@ def _checked(measure: Measure, key: _LayerKey, found: Any) -> Mapping[str, Any]:
     values, n_heads = with_token_variants(found), len(key.heads)
     for name, value in values.items():
         if name not in measure.variables:
-            if type(measure).finish is Measure.finish:
+            if type(measure).of_sums is Measure.of_sums:
                 raise InputError(
                     f"{measure.name}: of_layer gives {name!r}, which is none of its variables: "
                     f"{', '.join(measure.variables)}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-OUT: Mapping[str, Any] = {"tokens": TOKENS[1]}
+WITHOUT_FIRST: Mapping[str, Any] = {"tokens": TOKENS[1]}
 ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
 DEFINED: dict[str, type["Measure"]] = {}  # by name, whose newest definition in this session it is
 LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
@@ -51,7 +51,7 @@ class Variable:
         judged: whether sentences say where it is not above its nulls: of what training is said to make high.
         ranked: whether the terminal's table, where not all heads fit, shows those with most of it.
         compared: whether comparisons of two reports hold it; not a yardstick, which no model can change.
-        beside: a variable of the same dims that `Result.heads` shows beside it, such as the distance of a best score.
+        shown_with: a variable of the same dims that `Result.heads` shows beside it, such as a best score's distance.
         whole: whether its values are whole numbers, and stay such in tables of a few chosen heads.
     """
 
@@ -66,7 +66,7 @@ class Variable:
     judged: bool = False
     ranked: bool = False
     compared: bool = True
-    beside: str = ""
+    shown_with: str = ""
     whole: bool = False
 
     @classmethod
@@ -135,7 +135,7 @@ class Measure:
         variables: every variable of its dataset.
         needs: what `of_layer` reads beyond q and k, of {"v", "attn_scores", "pattern", "resid", "inputs"}; "logits" of
             the whole prompt go to `of_logits`.
-        after: measures whose datasets `of_model` reads by `run.found(...)`.
+        after: measures whose datasets `of_model` reads by `run.dataset_of(...)`.
         one_length: whether prompts must have one length within the training context.
         matrices: how many float32 [head, query, key] matrices of one layer it holds at most at once in streamed passes,
             the forward pass's own included; 0 if its memory is linear in the length.
@@ -278,7 +278,7 @@ class Measure:
         measures that need "logits"."""
         raise NotImplementedError
 
-    def finish(self, sums: "Sums") -> xr.Dataset:
+    def of_sums(self, sums: "Sums") -> xr.Dataset:
         """Return the dataset of the sums over prompts: means, unless overridden."""
         return sums.means()
 
@@ -288,13 +288,13 @@ class Measure:
 
     # Its words and pictures
 
-    def findings(self, own: "Numbers") -> list[str]:
+    def findings(self, numbers: "Numbers") -> list[str]:
         """Return what was found, in sentences made of numbers: every headline's, unless overridden."""
-        found = {one: own(name) for name, one in self.variables.items() if one.headline and name in own}
+        found = {one: numbers(name) for name, one in self.variables.items() if one.headline and name in numbers}
         words = {one: f"{one.label[:1].upper()}{one.label[1:]}{f', {one.unit}' if one.unit else ''}" for one in found}
         return [f"{words[one]}: {number}." for one, number in found.items()]
 
-    def table(self, own: "Numbers") -> pd.DataFrame | None:
+    def table(self, numbers: "Numbers") -> pd.DataFrame | None:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
         return None
 

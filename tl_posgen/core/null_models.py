@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from tl_posgen.core.options import fits
 from tl_posgen.errors import MOST_SEEDS, InputError
 from tl_posgen.models.geometry.differences import first_difference
-from tl_posgen.models.geometry.probe import Found
+from tl_posgen.models.geometry.probe import ProbedOrReason
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
@@ -47,7 +47,7 @@ class NullModels(Sequence[str]):
         first = sorted(self.by_kind, key=lambda kind: NULL_KINDS[kind].reorder is None)
         self.labels = [NULL_KINDS[kind].label(seed) for kind in first for seed in self.by_kind[kind]]
         self._fingerprint = ""
-        self._layers: Sequence[Found] = ()
+        self._layers: Sequence[ProbedOrReason] = ()
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._undo: Callable[[], None] | None = None  # puts the model's own parameters back into their order
 
@@ -127,7 +127,7 @@ class NullModels(Sequence[str]):
                         f"give another seed, or {kind.seeds}=()"
                     )
                 title += SAME_WEIGHTS
-            if difference := first_difference(self._layers, made.found()):
+            if difference := first_difference(self._layers, made.layers()):
                 raise InputError(
                     f"{title} of {self.session.label} is no null model of it: its {difference}. Null models are made "
                     "of the model's config, which does not say what was changed in the model; change it there too, or "
@@ -140,7 +140,7 @@ class NullModels(Sequence[str]):
     def _remember_model(self) -> None:
         """Keep the model's fingerprint and geometry while it has its own weights."""
         if not self._fingerprint:
-            self._fingerprint, self._layers = fingerprint(self.session), self.session.found()
+            self._fingerprint, self._layers = fingerprint(self.session), self.session.layers()
 
     def free_memory(self) -> None:
         """Give the memory of the last one back."""

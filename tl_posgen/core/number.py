@@ -138,7 +138,7 @@ def mean_of_nulls(values: Sequence[float]) -> Number:
 
 
 @dataclass(frozen=True)
-class AtHead:
+class HeadNumber:
     """A head and its number: "L3H6 (0.642)"."""
 
     layer: int

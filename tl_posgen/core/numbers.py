@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
-from tl_posgen.core.number import AtHead, Number, mean_of_nulls
+from tl_posgen.core.number import HeadNumber, Number, mean_of_nulls
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, kind_and_seed
 from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 TRAINED = "trained"  # label of the model itself along the dim "init"; random inits have their seeds there
 ALL = "all"  # label of all prompts along the dim "group"; the others leave one group out
-SAMPLED = ("prompt", "item")  # dims over which a number is a mean of independent draws
-KEPT = ("init", "group", "end", *SAMPLED)
+SAMPLE_DIMS = ("prompt", "item")  # dims over which a number is a mean of independent draws
+NUMBER_DIMS = ("init", "group", "end", *SAMPLE_DIMS)
 MOST_LABELS = 16  # along a dim of positions, distances, .. whose numbers go into summary.json; names all do
 _MOST_PLACES = 128  # along all such dims together: no maps of short prompts
 _MOST_SHOWN = 20  # labels that a message lists
@@ -146,7 +146,7 @@ class Numbers:
 
     def _numbers(self, array: xr.DataArray, places: Sequence[Any], bounds: Bounds | None) -> list[Number]:
         """Return the `number` at each label of these dims, the last dim's labels fastest."""
-        over = [dim for dim in array.dims if dim not in (*KEPT, *places)]
+        over = [dim for dim in array.dims if dim not in (*NUMBER_DIMS, *places)]
         if "end" in array.dims and any(array.sizes[dim] > 1 for dim in over):  # a mean has no such ends
             array = array.sel(end=ENDS[0], drop=True)
         array = mean_over(array.astype(float), over)
@@ -202,19 +202,19 @@ class Numbers:
         prompts are taken, other dims stay."""
         return intervals_of(self.array(name, **labels), self.bounds_of(name))
 
-    def extreme(self, name: str, largest: bool = True, **labels: Any) -> AtHead:
+    def extreme(self, name: str, largest: bool = True, **labels: Any) -> HeadNumber:
         """Return the head where a per-head variable of the model is largest, or smallest."""
         array = mean_of(at_init(self.array(name, **labels), TRAINED))
         series = array.transpose("layer", "head").to_series().dropna()
         if series.empty:
-            return AtHead(-1, -1, Number(np.nan))
+            return HeadNumber(-1, -1, Number(np.nan))
         layer, head = series.index[int(series.to_numpy().argmax() if largest else series.to_numpy().argmin())]
-        return AtHead(int(layer), int(head), Number(float(series[layer, head])))
+        return HeadNumber(int(layer), int(head), Number(float(series[layer, head])))
 
     def frame(self, columns: Mapping[str, xr.DataArray], *rows: str) -> pd.DataFrame:
         """Return a row for each label of these dims and a column an array: the value of `number` at each place."""
         averaged = {
-            name: mean_of(self.of_side(array)).mean([dim for dim in array.dims if dim not in (*rows, *KEPT)])
+            name: mean_of(self.of_side(array)).mean([dim for dim in array.dims if dim not in (*rows, *NUMBER_DIMS)])
             for name, array in columns.items()
         }
         data: Any = xr.Dataset({name: array.reset_coords(drop=True) for name, array in averaged.items()})
@@ -230,7 +230,7 @@ class Numbers:
         """Return the numbers of summary.json: name, labels, value, interval, random inits; no long curves and maps."""
         found = []
         for name, array in self.dataset.data_vars.items():
-            over = [dim for dim in array.dims if dim not in (*KEPT, "layer", "head", "draw")]
+            over = [dim for dim in array.dims if dim not in (*NUMBER_DIMS, "layer", "head", "draw")]
             if array.dtype.kind not in "fiub":
                 continue
             # names, such as conditions, are never too many
@@ -323,7 +323,7 @@ def mean_of(array: xr.DataArray) -> xr.DataArray:
         array = array.sel(end=ENDS[0], drop=True)
     if "group" in array.dims:
         array = array.sel(group=ALL, drop=True)
-    return array.mean([dim for dim in SAMPLED if dim in array.dims])
+    return array.mean([dim for dim in SAMPLE_DIMS if dim in array.dims])
 
 
 def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Dataset:
@@ -338,7 +338,7 @@ def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Datase
     if "end" in array.dims:
         return xr.Dataset({"value": value} | {end: array.sel(end=end, drop=True) for end in ENDS[1:]})
     low, high = (xr.full_like(value, np.nan, dtype=float) for _ in range(2))
-    sampled = next((dim for dim in SAMPLED if dim in array.dims), None)
+    sampled = next((dim for dim in SAMPLE_DIMS if dim in array.dims), None)
     if sampled is not None:
         low.values, high.values = mean_interval(array.transpose(sampled, ...).values.astype(float), bounds)
     elif "group" in array.dims and array.sizes["group"] > FEWEST:

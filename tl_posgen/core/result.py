@@ -16,7 +16,7 @@ import xarray as xr
 from tl_posgen.core.files import results_bytes, write_whole
 from tl_posgen.core.formatting import counted, known_by, prompts_in_words
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
-from tl_posgen.core.numbers import MOST_LABELS, SAMPLED, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
+from tl_posgen.core.numbers import MOST_LABELS, SAMPLE_DIMS, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
 from tl_posgen.core.views import view
 from tl_posgen.errors import InputError
@@ -71,7 +71,7 @@ class Result:
         return data.assign_attrs(self.dataset.attrs, model=label)
 
     @cached_property
-    def own(self) -> xr.Dataset:
+    def trained(self) -> xr.Dataset:
         """The arrays of the model, all prompts."""
         return self._of_init(TRAINED)
 
@@ -81,16 +81,16 @@ class Result:
         return tuple(self._of_init(init) for init in self.numbers.nulls)
 
     @cached_property
-    def sides(self) -> dict[str, xr.Dataset]:
+    def by_kind(self) -> dict[str, xr.Dataset]:
         """The arrays of the model, "trained", and of the first null model of each kind, "random init" and "shuffled",
         which figures draw."""
         nulls = self.numbers.by_null
-        return {TRAINED: self.own} | {kind: self._of_init(one.labels[0]) for kind, one in nulls.items()}
+        return {TRAINED: self.trained} | {kind: self._of_init(one.labels[0]) for kind, one in nulls.items()}
 
     @property
     def null(self) -> xr.Dataset | None:
         """The arrays of the first random init; None without one."""
-        return self.sides.get("random init")
+        return self.by_kind.get("random init")
 
     # Words
 
@@ -148,7 +148,8 @@ class Result:
             found.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
         if repeated := self.provenance.get("repeated"):
             found.append(
-                f"{repeated:.0%} of what the prompts say stands in another prompt too, so intervals over prompts are too "
+                f"{repeated:.0%} of what the prompts say stands in another prompt too, so intervals over prompts are "
+                "too "
                 "narrow; give a text that does not repeat."
             )
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
@@ -178,10 +179,10 @@ class Result:
             array = data[name]
             if "draw" in array.dims and "draw" not in rows and array.dtype.kind in "fiub":
                 array = array.mean("draw")
-            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLED, "end")]
+            over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLE_DIMS, "end")]
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
-                parts = {"": array if set(SAMPLED) & set(rows) else mean_of(array)}
+                parts = {"": array if set(SAMPLE_DIMS) & set(rows) else mean_of(array)}
                 parts |= {f", {end}": array.sel(end=end, drop=True) for end in ENDS[1:] if "end" in array.dims}
                 for end, part in parts.items():
                     labelled = columns_of(part, rows, chosen)
@@ -206,7 +207,7 @@ class Result:
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them, of the model or of the first null model
         of a kind; None for rows that are no heads."""
-        data = self.sides.get(of)
+        data = self.by_kind.get(of)
         if tuple(self.measure.rows) != HEAD or data is None:
             return None
         columns = {column: array for column, (array, _, _) in self._headlines(data).items()}
@@ -222,7 +223,7 @@ class Result:
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""
-        return {column: (short, label) for column, (_, short, label) in self._headlines(self.own).items()}
+        return {column: (short, label) for column, (_, short, label) in self._headlines(self.trained).items()}
 
     def _headlines(self, data: xr.Dataset) -> dict[str, tuple[xr.DataArray, str, str]]:
         """Return, by column, array, short heading and label of each headline that has a value a head; of a measure
@@ -232,7 +233,7 @@ class Result:
         for name, one in variables.items():
             dims = set(data[name].dims) if name in data else set()
             is_shown = one.headline if has_headlines else dims - set(chosen) == set(HEAD)
-            if not is_shown or not set(HEAD) <= dims or dims & set(SAMPLED):
+            if not is_shown or not set(HEAD) <= dims or dims & set(SAMPLE_DIMS):
                 continue
             array, title = mean_of(data[name]), one.headline or f"{self.name}_{name}"
             short = one.short or ("" if set(array.dims) - {*HEAD, *chosen} else one.label)
@@ -292,20 +293,20 @@ class Result:
             if value is not None and (wanted := refusal(value, kind)):
                 raise InputError(f"{name} = {value!r}: give {wanted}")
         variables = self.measure.variables
-        names = [name for name in variables if name in self.own] + [n for n in self.own if n not in variables]
-        known = [str(name) for name in names if set(HEAD) <= set(self.own[name].dims)]
+        names = [name for name in variables if name in self.trained] + [n for n in self.trained if n not in variables]
+        known = [str(name) for name in names if set(HEAD) <= set(self.trained[name].dims)]
         headlines = [name for name, one in variables.items() if name in known and one.headline]
-        numbers = self.own["number"].values.tolist() if "number" in self.own.coords else []
+        numbers = self.trained["number"].values.tolist() if "number" in self.trained.coords else []
         if known and (by in numbers or (by is None and numbers and "number" not in labels)):
             by, labels = known[0], {"number": by or numbers[0], **labels}
         by = by or next(iter(headlines or known), "")
         if by not in known:
             there = ("; ".join(numbers) or ", ".join(known)) if known else "nothing"
             raise InputError(f"by={by!r}: {self.name} has, per head, {there}")
-        labels = {"end": ENDS[0], **labels} if "end" in self.own[by].dims else labels
-        own, beside = Numbers(self.measure, self.own), variables[by].beside if by in variables else ""
+        labels = {"end": ENDS[0], **labels} if "end" in self.trained[by].dims else labels
+        own, beside = Numbers(self.measure, self.trained), variables[by].shown_with if by in variables else ""
         if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
-            there = "; ".join(map(str, self.own[by][more[0]].values[:MOST_LABELS]))
+            there = "; ".join(map(str, self.trained[by][more[0]].values[:MOST_LABELS]))
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=, one of {there}")
         shown = [by, beside] if beside in known else [by]
         frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
@@ -364,7 +365,7 @@ class Result:
     @property
     def kinds(self) -> list[str]:
         """The kinds of figures that `plot` can draw of this result."""
-        drawn = self.measure.kinds(self.own)
+        drawn = self.measure.kinds(self.trained)
         return [kind for kind in self.measure.figures if kind in drawn]
 
     def plot(self, kind: str | None = None, *, heads: Heads = None):
@@ -397,7 +398,7 @@ class Result:
 
     def token_labels(self) -> list[str]:
         """Return a line for each token-level picture."""
-        return [] if self.measure.token_view is None else self.measure.token_view.labels(self.own)
+        return [] if self.measure.token_view is None else self.measure.token_view.labels(self.trained)
 
     def show(self, example: int = 0):
         """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""
@@ -410,7 +411,7 @@ class Result:
         labels = self.token_labels()
         if not 0 <= example < len(labels):
             raise InputError(f"example={example}: {self.name} has {len(labels)}: {'; '.join(labels)}")
-        return view("token by token")(of_tokens.show(self.own, example), labels[example])
+        return view("token by token")(of_tokens.show(self.trained, example), labels[example])
 
     # Files and notebooks
 
@@ -426,7 +427,7 @@ class Result:
         view("result in a cell")(self).display(repr(self))
 
     def __repr__(self) -> str:
-        return shown_as(f"Result({self.name}; {self.own.attrs.get('model', 'model')}", [self], self.sentences)
+        return shown_as(f"Result({self.name}; {self.trained.attrs.get('model', 'model')}", [self], self.sentences)
 
 
 def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> str:
@@ -442,7 +443,7 @@ def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> 
 
 def _n_heads(result: Result) -> int:
     """Return how many heads have a number."""
-    arrays = [one for one in result.own.values() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fiub"]
+    arrays = [one for one in result.trained.values() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fiub"]
     return max((int(one.notnull().any(set(one.dims) - set(HEAD)).sum()) for one in arrays), default=0)
 
 

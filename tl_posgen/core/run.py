@@ -72,9 +72,9 @@ class Run:
     @property
     def data(self) -> xr.Dataset:
         """Dataset of this measure's `of_layer` for this model, all prompts."""
-        return self.found(type(self.measure))
+        return self.dataset_of(type(self.measure))
 
-    def found(self, measure: type["Measure"]) -> xr.Dataset:
+    def dataset_of(self, measure: type["Measure"]) -> xr.Dataset:
         """Return the dataset, for this model, of a measure that `after` names."""
         return one_side(self.before[measure.name])
 

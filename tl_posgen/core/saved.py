@@ -61,7 +61,9 @@ def unknown_measure(name: str) -> Measure:
         return [str(one) for one, array in data.data_vars.items() if set(array.dims) == set(HEAD)]
 
     def map_of_scalars(result: Result) -> Any:
-        return view("map of heads")(*scalars(result.own)[:_MOST_MAPS], title=f"{words} per head", limits=None)(result)
+        return view("map of heads")(*scalars(result.trained)[:_MOST_MAPS], title=f"{words} per head", limits=None)(
+            result
+        )
 
     def kinds(self: Measure, data: xr.Dataset) -> Sequence[str]:
         return ["map"] if scalars(data) else []

@@ -282,7 +282,7 @@ def configuration_of(session: Session, prompts: Any, logits: str | None, **setti
             "keep: this model cannot read a few tokens, so another run cannot know what was put into it (a function in "
             "the place of a forward, a hook of torch); remove it, or give keep=None"
         )
-    layers = [replace(one.geometry, error=None) for one in session.found() if isinstance(one, Probed)]
+    layers = [replace(one.geometry, error=None) for one in session.layers() if isinstance(one, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
     config = Path(origin.directory or "", "config.json")  # which random inits are made by
     fast = getattr(model.tokenizer, "backend_tokenizer", None)  # all that it does; of a slow one, its vocabulary

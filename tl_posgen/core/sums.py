@@ -49,22 +49,22 @@ class Total:
 
 
 @dataclass
-class Rows:
+class ByPrompt:
     """The values of every prompt, kept as they are."""
 
     of_prompt: dict[int, Float[np.ndarray, "*place"]]
 
-    def __add__(self, other: "Rows") -> "Rows":
-        return Rows(self.of_prompt | other.of_prompt)
+    def __add__(self, other: "ByPrompt") -> "ByPrompt":
+        return ByPrompt(self.of_prompt | other.of_prompt)
 
 
 @dataclass
-class First:
+class OfFirstPrompt:
     """A value that only the first prompt gives, such as an example: one + other = one."""
 
     value: Any
 
-    def __add__(self, other: "First") -> "First":
+    def __add__(self, other: "OfFirstPrompt") -> "OfFirstPrompt":
         return self
 
 
@@ -107,7 +107,7 @@ class Sums:
             if isinstance(value, Tensor):
                 array = value.detach().to("cpu", DOUBLE).numpy()
                 is_row = "prompt" in self.dims.get(name, ())
-                value = Rows({prompt: array}) if is_row else Total.from_values(array)
+                value = ByPrompt({prompt: array}) if is_row else Total.from_values(array)
             self._sums[place] = self._sums[place] + value if place in self._sums else value
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -123,7 +123,7 @@ class Sums:
     def without_rows(self) -> "Sums":
         """Return the sums without what is kept prompt by prompt, which has no value of a group of prompts."""
         fewer = copy(self)
-        fewer._sums = {place: value for place, value in self._sums.items() if not isinstance(value, Rows)}
+        fewer._sums = {place: value for place, value in self._sums.items() if not isinstance(value, ByPrompt)}
         return fewer
 
     def __contains__(self, name: str) -> bool:
@@ -137,7 +137,7 @@ class Sums:
 
     def means(self) -> xr.Dataset:
         """Return the means over prompts of all arrays that are variables, and the rows of those kept by prompt."""
-        arrays = {name for (name, _), value in self._sums.items() if isinstance(value, Total | Rows)}
+        arrays = {name for (name, _), value in self._sums.items() if isinstance(value, Total | ByPrompt)}
         return xr.Dataset({name: self.mean(name) for name in self.dims if name in arrays})
 
     def mean(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
@@ -147,7 +147,7 @@ class Sums:
             dims: of the array, "layer" included, where the measure declares no variable of this name.
         """
         found = self.by_layer(name).items()
-        if not any(isinstance(one, Rows) for _, one in found):
+        if not any(isinstance(one, ByPrompt) for _, one in found):
             return self.over_layers(name, {layer: one.mean for layer, one in found}, dims)
         prompts, dims = sorted(self.lengths), dims or self.dims[name]
         without = tuple(dim for dim in dims if dim != "prompt")
@@ -246,13 +246,13 @@ class PromptGroups:
         as its coordinate `prompt_share`. Of fewer than four groups there is "all" alone.
         """
         parts = self.parts
-        data = self.measure.describe(self.measure.finish(total(parts)))
+        data = self.measure.describe(self.measure.of_sums(total(parts)))
         names = [name for name, one in self.measure.variables.items() if one.interval and name in data]
         if not names:
             return data
         if len(parts) < FEWEST:
             return data.assign({name: data[name].expand_dims(group=[ALL]) for name in names})
-        without = [self.measure.finish(total([*parts[:n], *parts[n + 1 :]]).without_rows()) for n in range(len(parts))]
+        without = [self.measure.of_sums(total([*parts[:n], *parts[n + 1 :]]).without_rows()) for n in range(len(parts))]
         undefined = xr.full_like(data[names], np.nan, float)  # what only the prompts of the group left out have
         without = [undefined.assign(one[[name for name in names if name in one]]) for one in without]
         without = [one[names].reindex_like(data[names]) for one in without]

@@ -28,7 +28,7 @@ from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, li
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import check_indices
 from tl_posgen.models.session import Session
-from tl_posgen.report.figures import COLOURS, Panels, line, model_label, sides
+from tl_posgen.report.figures import COLOURS, Panels, drawn_models, line, model_label
 from tl_posgen.report.kinds import heat_maps, lines
 
 _VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
@@ -44,16 +44,16 @@ _SCORE, _EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(al
 
 
 def _of_chance(result: Any) -> str:
-    chance = ", ".join(f"{result.numbers('chance', k=k).plain:.3f}" for k in result.own["k"].values)
+    chance = ", ".join(f"{result.numbers('chance', k=k).plain:.3f}" for k in result.trained["k"].values)
     return f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
 
 
 def _trajectories(result: Any) -> go.Figure:
     """Draw the last tokens of the first prompt in their top two principal components."""
-    shown, score = sides(result), result.numbers("line_shape_score")
+    shown, score = drawn_models(result), result.numbers("line_shape_score")
     scores = (score.value, *(each[0] for each in score.by_null.values()))
     titles = [f"{side}: line-shape score {one:.2f}" for (side, *_), one in zip(shown, scores, strict=True)]
-    panels, rest = Panels(titles, columns=len(shown), row_height=320), result.own.sizes["state"] - 1
+    panels, rest = Panels(titles, columns=len(shown), row_height=320), result.trained.sizes["state"] - 1
     for number, (_, data, _) in enumerate(shown):
         first = data.isel(prompt=0)
         paths = first["trajectory"].dropna("position")
@@ -69,7 +69,7 @@ def _trajectories(result: Any) -> go.Figure:
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
     subtitle = f"x0 (white) to x{rest}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
-    return panels.finish(f"Trajectories through the layers · {model_label(result.own)}", subtitle)
+    return panels.titled(f"Trajectories through the layers · {model_label(result.trained)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Coupling(JacobianMeasure):
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
         >>> found = Coupling(k=4)("mini", bundled_text(), length=16, n_prompts=1, null_seeds=(), progress=False)
-        >>> found.own.sizes["layer_2"], 0 < float(found.numbers("coupling")) < 0.2
+        >>> found.trained.sizes["layer_2"], 0 < float(found.numbers("coupling")) < 0.2
         (4, True)
     """
 
@@ -299,39 +299,47 @@ class Coupling(JacobianMeasure):
         data = data.assign_attrs(d_model=cfg.d_model, n_layers=cfg.n_layers, parameters=n_parameters)
         return data.assign({name: data[name].transpose(*self.variables[name].dims) for name in data.data_vars})
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
-        for k in own.data["k"].values:
-            coupling, chance = own("coupling", k=k), own("chance", k=k).plain
+        for k in numbers.data["k"].values:
+            coupling, chance = numbers("coupling", k=k), numbers("chance", k=k).plain
             told = (
                 f"Top-{k} coupling over pairs of layers is {coupling:.3f}; random bases with the same spectra reach "
                 f"{chance:.3f}."
             )
             if coupling:
-                signed, swapped = own("coupling", k=k, version="signed"), own("coupling", k=k, bases="swapped")
+                signed, swapped = numbers("coupling", k=k, version="signed"), numbers("coupling", k=k, bases="swapped")
                 told += (
-                    f" With the signs of A it is {signed:.3f}: {own('negative_share', k=k):.0%} of the diagonal of A "
+                    f" With the signs of A it is {signed:.3f}: {numbers('negative_share', k=k):.0%} of the diagonal "
+                    "of A "
                     f"is negative, half would be by chance. With left and right vectors swapped it is {swapped:.3f}."
                 )
             sentences.append(told)
         sentences.append(
-            f"A token's path through the layers is {own('line_shape_score'):.2f} times as long as the straight line "
+            f"A token's path through the layers is {numbers('line_shape_score'):.2f} times as long as the straight "
+            "line "
             "between its ends (line-shape score); an exponential in the layer explains "
-            f"{own('growth_r2'):.3f} of the growth of ln |x|, with an expodistance of {own('expodistance'):.3f}."
+            f"{numbers('growth_r2'):.3f} of the growth of ln |x|, with an expodistance of "
+            f"{numbers('expodistance'):.3f}."
         )
-        if "linearisation" in own:
-            sentences.append(f"The linearised blocks end at a cosine of {own('linearisation'):.3f} with the model's.")
+        if "linearisation" in numbers:
+            sentences.append(
+                f"The linearised blocks end at a cosine of {numbers('linearisation'):.3f} with the model's."
+            )
         return sentences
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a K, each headline with its 95% interval."""
         paths = {"line-shape score": "line_shape_score", "expodistance": "expodistance", "growth R²": "growth_r2"}
-        paths |= {"linearisation": "linearisation"} if "linearisation" in own else {}
+        paths |= {"linearisation": "linearisation"} if "linearisation" in numbers else {}
         rows = []
-        for k in own.data["k"].values:
-            row = {"coupling": own("coupling", k=k), "chance": own("chance", k=k)}
-            row |= {"signed": own("coupling", k=k, version="signed"), "swapped": own("coupling", k=k, bases="swapped")}
-            row |= {label: own(name) for label, name in paths.items()}
+        for k in numbers.data["k"].values:
+            row = {"coupling": numbers("coupling", k=k), "chance": numbers("chance", k=k)}
+            row |= {
+                "signed": numbers("coupling", k=k, version="signed"),
+                "swapped": numbers("coupling", k=k, bases="swapped"),
+            }
+            row |= {label: numbers(name) for label, name in paths.items()}
             rows.append({"K": k, **{label: f"{number.with_interval:.3f}" for label, number in row.items()}})
         return pd.DataFrame(rows)
 

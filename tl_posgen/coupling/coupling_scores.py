@@ -30,7 +30,7 @@ from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, null_label
 from tl_posgen.models.tokens import check_counts, text_provenance
-from tl_posgen.report.figures import MARKS, Panels, error_bars, model_label, plain, sides
+from tl_posgen.report.figures import MARKS, Panels, drawn_models, error_bars, model_label, plain
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
     Correlation,
@@ -59,7 +59,7 @@ _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
 
 def _scatter(result: Any) -> go.Figure:
     """Draw the score against every quantity, a row each: a point a model."""
-    shown, score, titles = sides(result), plain(result.measure.score), []
+    shown, score, titles = drawn_models(result), plain(result.measure.score), []
     r = {name: result.measure.r(result.numbers, name) for name in LABELS}
     for one in r.values():
         for (side, *_), number in zip(shown, (one, *(Number(each[0]) for each in one.by_null.values())), strict=True):
@@ -75,8 +75,8 @@ def _scatter(result: Any) -> go.Figure:
         panels.figure.update_xaxes(title_text=label, row=row + 1, col=column + 1)
     panels.figure.update_yaxes(title_text=score, col=1)
     panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
-    title = f"Coupling, straightness and growth against {score} · {model_label(result.own)}"
-    return panels.finish(title, f"a point a model, 95% interval over prompts; top {result.measure.k}")
+    title = f"Coupling, straightness and growth against {score} · {model_label(result.trained)}"
+    return panels.titled(title, f"a point a model, 95% interval over prompts; top {result.measure.k}")
 
 
 @dataclass(frozen=True)
@@ -136,24 +136,26 @@ class CouplingScores(Measure):
         ),
     }
 
-    def _over_models(self, own: Numbers, of: Callable[..., Correlation], *names: str, least: int = _FEWEST) -> Number:
+    def _over_models(
+        self, numbers: Numbers, of: Callable[..., Correlation], *names: str, least: int = _FEWEST
+    ) -> Number:
         """Return what a function of columns over models gives, with its interval, and in the null models: columns of
         quantities, ln sizes, the score. NaN of fewer models, and where one has no value."""
-        given = [own.array("measured", quantity=one) if one in LABELS else own.array(one) for one in names]
+        given = [numbers.array("measured", quantity=one) if one in LABELS else numbers.array(one) for one in names]
         found = []
-        for init in [TRAINED, *own.nulls]:
+        for init in [TRAINED, *numbers.nulls]:
             columns = [torch.tensor(mean_of(at_init(one, init)).values.astype(float)) for one in given]
             columns = [x.log() if name in SIZES else x for name, x in zip(names, columns, strict=True)]
             known = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
             found.append(of(*columns) if known else (np.nan, np.nan, np.nan))
         (value, low, high), *nulls = found
-        return Number(value, low, high, grouped(own.nulls, [one[0] for one in nulls]))
+        return Number(value, low, high, grouped(numbers.nulls, [one[0] for one in nulls]))
 
-    def r(self, own: Numbers, name: str) -> Number:
+    def r(self, numbers: Numbers, name: str) -> Number:
         """Return Pearson's r over models of a quantity, or of ln size, with the score, with Fisher's interval."""
-        return self._over_models(own, correlation, name, "score")
+        return self._over_models(numbers, correlation, name, "score")
 
-    def given_sizes(self, own: Numbers, name: str) -> Number:
+    def given_sizes(self, numbers: Numbers, name: str) -> Number:
         """Return the correlation of a quantity with the score given ln d_model and ln parameters; NaN where all models
         have the same."""
 
@@ -162,34 +164,38 @@ class CouplingScores(Measure):
             varied = bool((stacked != stacked[0]).any())
             return partial_correlation(x, y, stacked) if varied else Correlation(np.nan, np.nan, np.nan)
 
-        return self._over_models(own, partial, name, "score", *_CONTROLS, least=_FEWEST + len(_CONTROLS))
+        return self._over_models(numbers, partial, name, "score", *_CONTROLS, least=_FEWEST + len(_CONTROLS))
 
-    def excess(self, own: Numbers, size: str) -> Number:
+    def excess(self, numbers: Numbers, size: str) -> Number:
         """Return |r| of coupling less |r| of ln size, both with the score, with Zou's interval."""
 
         def more(x: Tensor, z: Tensor, y: Tensor) -> Correlation:
             return correlation_excess(correlation(x, y), correlation(z, y), float(pearson(x, z)))
 
-        return self._over_models(own, more, "coupling", size, "score")
+        return self._over_models(numbers, more, "coupling", size, "score")
 
-    def not_computed(self, own: Numbers) -> list[str]:
+    def not_computed(self, numbers: Numbers) -> list[str]:
         """Return what takes more models, or models of several sizes."""
-        n, held, fewest = own.data.sizes["model_name"], "the correlation given width and size", _FEWEST + len(_CONTROLS)
+        n, held, fewest = (
+            numbers.data.sizes["model_name"],
+            "the correlation given width and size",
+            _FEWEST + len(_CONTROLS),
+        )
         needed = {"the correlation": _FEWEST, held: fewest}
         missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
-        alike = all(len(set(own.data[name].values.tolist())) == 1 for name in _CONTROLS)
+        alike = all(len(set(numbers.data[name].values.tolist())) == 1 for name in _CONTROLS)
         return missing + ([f"{held} (all models have the same)"] if alike and n >= fewest else [])
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
-        if r := self.r(own, "coupling"):
-            given = self.given_sizes(own, "coupling")
+        if r := self.r(numbers, "coupling"):
+            given = self.given_sizes(numbers, "coupling")
             held = f"; given width and size {given:.3f}" if given else ""
-            n_models = own.data.sizes["model_name"]
+            n_models = numbers.data.sizes["model_name"]
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
             )
-            excesses = {size: self.excess(own, size) for size in SIZES}
+            excesses = {size: self.excess(numbers, size) for size in SIZES}
             if not any(excesses.values()):
                 sentences.append("Nothing is compared with: all models have one width, depth and number of parameters.")
             for size, one in excesses.items():
@@ -197,28 +203,28 @@ class CouplingScores(Measure):
                     verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
                     sentences.append(
                         f"{_SIZE_WORDS[size].capitalize()} correlates with {self.score} at r = "
-                        f"{self.r(own, size).with_interval:.2f}: coupling {verb} it, |r| of "
+                        f"{self.r(numbers, size).with_interval:.2f}: coupling {verb} it, |r| of "
                         f"coupling {one:+.2f}."
                     )
-        if missing := self.not_computed(own):
+        if missing := self.not_computed(numbers):
             sentences.append(f"Not computed: {'; '.join(missing)}.")
-        frobenius, trace = (own.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
-        widths, bound = own.data["width"].values, format_bound(abs(frobenius).tolist())
+        frobenius, trace = (numbers.data["width_coupling"].sel(norm=norm).values for norm in NORMS)
+        widths, bound = numbers.data["width"].values, format_bound(abs(frobenius).tolist())
         sentences.append(
             f"Warning: independent random Jacobians of width {widths[0]} to {widths[-1]} have a trace-normalised "
             f"coupling of {trace[0]:.2f} to {trace[-1]:.2f}, which 1/sqrt(width) explains with R² "
-            f"{float(own('width_r2', norm='trace')):.4f}; Frobenius stays within {bound} of 0."
+            f"{float(numbers('width_r2', norm='trace')):.4f}; Frobenius stays within {bound} of 0."
         )
         return sentences
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a quantity: its correlation with the score, as it is and given width and size; of a size, how
         much coupling's is more."""
         nothing = [Number(np.nan)]
         columns = {
-            "r": [self.r(own, one) for one in (*LABELS, *SIZES)],
-            "given size": [self.given_sizes(own, one) for one in LABELS] + nothing * len(SIZES),
-            "excess": nothing * len(LABELS) + [self.excess(own, one) for one in SIZES],
+            "r": [self.r(numbers, one) for one in (*LABELS, *SIZES)],
+            "given size": [self.given_sizes(numbers, one) for one in LABELS] + nothing * len(SIZES),
+            "excess": nothing * len(LABELS) + [self.excess(numbers, one) for one in SIZES],
         }
         cells = {
             name: [f"{one.with_interval:.3f}" if one else "-" for one in all_of] for name, all_of in columns.items()
@@ -296,7 +302,7 @@ def coupling_scores(
         numbers = Numbers(found.measure, found.sel(init=init))
         return {name: numbers("coupling", version=name) if name == "trace" else numbers(name) for name in LABELS}
 
-    sizes = pd.DataFrame([found.own.attrs for found in each], columns=list(SIZES))
+    sizes = pd.DataFrame([found.trained.attrs for found in each], columns=list(SIZES))
     sides = {
         init: dataset_of(table, [measured(found, init) for found in each], sizes, score)
         for init in (TRAINED, *each[0].numbers.nulls)

@@ -59,7 +59,7 @@ class TokenCoupling(JacobianMeasure):
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
         >>> found = TokenCoupling(k=4)("mini", bundled_text(), length=12, n_prompts=1, null_seeds=(), progress=False)
-        >>> found.own["token"].values.tolist(), found.own["coupling"].dims
+        >>> found.trained["token"].values.tolist(), found.trained["coupling"].dims
         ([3, 7, 11], ('kind', 'prompt', 'k', 'layer', 'token', 'token_2'))
     """
 
@@ -141,17 +141,17 @@ class TokenCoupling(JacobianMeasure):
         found = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
         return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
-        for k in own.data["k"].values:
+        for k in numbers.data["k"].values:
             parts = []
             for kind in KINDS:
-                coupling, chance = (own(name, kind=kind, k=k) for name in ("coupling", "chance"))
+                coupling, chance = (numbers(name, kind=kind, k=k) for name in ("coupling", "chance"))
                 beside = in_brackets(f"{coupling.null:.3f}", f"random bases {chance.plain:.3f}")
                 parts.append(f"{kind.replace('_', ' ')} {coupling.with_interval:.3f}{beside}")
-            n_tokens = own.data.sizes["token"]
+            n_tokens = numbers.data.sizes["token"]
             sentences.append(f"Top-{k} coupling over pairs of {n_tokens} tokens within layers: {'; '.join(parts)}.")
-        unknown = own.data["chance"].isnull()
+        unknown = numbers.data["chance"].isnull()
         if n_layers := int(unknown.any([dim for dim in unknown.dims if dim != "layer"]).sum()):
             sentences.append(
                 f"In {counted(n_layers, 'layer')} some tokens get no attention of others, by a window or as it "
@@ -159,12 +159,12 @@ class TokenCoupling(JacobianMeasure):
             )
         return sentences
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a K: each kind with its 95% interval, and random bases."""
         rows = []
-        for k in own.data["k"].values:
+        for k in numbers.data["k"].values:
             row: dict[str, Any] = {"K": k}
             for kind, (name, words) in product(KINDS, {"coupling": "", "chance": " random bases"}.items()):
-                row[kind.replace("_", " ") + words] = f"{own(name, kind=kind, k=k).with_interval:.3f}"
+                row[kind.replace("_", " ") + words] = f"{numbers(name, kind=kind, k=k).with_interval:.3f}"
             rows.append(row)
         return pd.DataFrame(rows)

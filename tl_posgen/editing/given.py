@@ -33,7 +33,7 @@ def under(model: Model | Session, hooks: Hooks) -> Iterator[None]:
         yield
         return
     session = session_of(model)
-    session.found()
+    session.layers()
     with session.under(hooks):
         yield
 
@@ -70,7 +70,7 @@ def check_hooks(session: Session, hooks: Hooks) -> list[str]:
 def every_hook_firing(model: Model) -> Iterator[None]:
     """While the block runs, refuse a forward pass under a hook none of whose points fires, as it begins."""
     session, checked = session_of(model), set[tuple[str, ...]]()
-    session.found()
+    session.layers()
     owner = session.owner
 
     def check(*_: Any) -> None:
@@ -117,7 +117,7 @@ def _require_firing(session: Session, places: Sequence[Sequence[str]]) -> set[st
     asked = {name: points[name] for some in places for name in some if ".experts." not in name}
     if not asked:
         return set()
-    session.found()
+    session.layers()
     tokens, fired = session.backend.some_tokens(N_TOKENS), set[int]()
     with torch.no_grad(), streaming_by_policy(session, N_TOKENS), ExitStack() as stack:
         stack.enter_context(session.exclusive("hooks"))

@@ -32,7 +32,7 @@ from tl_posgen.frequencies.numbers.gap import (
 )
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loss import judged, logits_of
+from tl_posgen.models.loss import logits_of, losses_of_logits
 from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.report.kinds import lines
@@ -45,7 +45,7 @@ ACROSS = ("condition", "gap", "prompt")
 
 def _panels(result: Any) -> dict[str, Any]:
     """Return a panel each for text, copy and needle, with a curve a condition."""
-    names = {str(name): in_words(name, result.measure.words) for name in result.own["condition"].values}
+    names = {str(name): in_words(name, result.measure.words) for name in result.trained["condition"].values}
     return {
         "text": [(words, "loss", {"condition": name, "task": "text"}) for name, words in names.items()],
         "copy of the first half": [
@@ -95,7 +95,7 @@ class Gap(Interventions):
         >>> short = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
         >>> from tl_posgen.models import bundled_text
         >>> found = Gap(gaps=(0, 256, 1024), at=128)("mini", bundled_text(), **short)
-        >>> far = found.own["loss"].sel(task="text", gap=1024).mean("prompt")
+        >>> far = found.trained["loss"].sel(task="text", gap=1024).mean("prompt")
         >>> bool(far.sel(condition="unchanged") > far.sel(condition="hold_planes") + 0.5)
         True
     """
@@ -197,37 +197,37 @@ class Gap(Interventions):
 
     # Its numbers
 
-    def _excess_of_copy(self, own: Numbers) -> xr.DataArray:
+    def _excess_of_copy(self, numbers: Numbers) -> xr.DataArray:
         """2 copy(S) - text without its first half, by condition and gap: below 0 a copy costs less than half of it."""
-        return 2 * own.array("loss", condition=None, task="copy", gap=None) - own.array("alone")
+        return 2 * numbers.array("loss", condition=None, task="copy", gap=None) - numbers.array("alone")
 
-    def _excess_of_text(self, own: Numbers) -> xr.DataArray:
+    def _excess_of_text(self, numbers: Numbers) -> xr.DataArray:
         """Return by how much text costs more than without its first half, by condition and gap."""
-        return own.array("loss", condition=None, task="text", gap=None) - own.array("alone")
+        return numbers.array("loss", condition=None, task="text", gap=None) - numbers.array("alone")
 
-    def _bracket(self, own: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
+    def _bracket(self, numbers: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
         """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
         first at which it is surely above: by its 95% interval, by its value where prompts are too few for one."""
-        gaps, ends = own.data["gap"].values.tolist(), {}
-        for condition in own.data["condition"].values:
-            numbers = own.along(excess.sel(condition=condition), "gap")
-            lower = [one.value if math.isnan(one.low) else one.low for one in numbers]
-            upper = [one.value if math.isnan(one.high) else one.high for one in numbers]
+        gaps, ends = numbers.data["gap"].values.tolist(), {}
+        for condition in numbers.data["condition"].values:
+            at_gaps = numbers.along(excess.sel(condition=condition), "gap")
+            lower = [one.value if math.isnan(one.low) else one.low for one in at_gaps]
+            upper = [one.value if math.isnan(one.high) else one.high for one in at_gaps]
             ends[str(condition)] = last_surely_below(gaps, upper), first_surely_above(gaps, lower)
         return ends
 
-    def findings(self, own: Numbers) -> list[str]:
-        gaps, n_prompts = own.data["gap"].values.tolist(), own.data.sizes["prompt"]
-        last, contexts = gaps[-1], Number(float(own.data["contexts"].values[-1])).plain
+    def findings(self, numbers: Numbers) -> list[str]:
+        gaps, n_prompts = numbers.data["gap"].values.tolist(), numbers.data.sizes["prompt"]
+        last, contexts = gaps[-1], Number(float(numbers.data["contexts"].values[-1])).plain
         conditions = [
             f"{in_words(row['condition'], self.words)}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
-            for row in self.table(own).to_dict("records")
+            for row in self.table(numbers).to_dict("records")
         ]
-        names = map(str, own.data["condition"].values)
-        at_last = [f"{in_words(name, self.words)} {self._at(own, name, last)}" for name in names]
+        names = map(str, numbers.data["condition"].values)
+        at_last = [f"{in_words(name, self.words)} {self._at(numbers, name, last)}" for name in names]
         few = "" if n_prompts >= FEWEST else f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals."
         across = f"across a gap of {gaps[0]:,} tokens" if gaps[0] else "without a gap"
-        copy, text = own("loss", task="copy", gap=gaps[0]), own("loss", task="text", gap=last)
+        copy, text = numbers("loss", task="copy", gap=gaps[0]), numbers("loss", task="text", gap=last)
         of_nulls = (
             f"A copy {across} costs {copy.plain:.3f} ({copy.null:.3f}), text across {last:,} {text.plain:.3f} "
             f"({text.null:.3f})."
@@ -239,21 +239,23 @@ class Gap(Interventions):
             *([of_nulls] if f"{copy.null}" else []),
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: the gaps between which a copy is no longer read, and between which harm begins; at
         the largest gap the losses of text and copy, and the needle's recall."""
-        gap, rows = own.data["gap"].values[-1].item(), []
-        of_copy, of_text = (self._bracket(own, one) for one in (self._excess_of_copy(own), self._excess_of_text(own)))
+        gap, rows = numbers.data["gap"].values[-1].item(), []
+        of_copy, of_text = (
+            self._bracket(numbers, one) for one in (self._excess_of_copy(numbers), self._excess_of_text(numbers))
+        )
         for name, (reads, lost) in of_copy.items():
             harmless, harm = of_text[name]
             row = {"condition": name, "reads": reads, "lost": lost, "harmless": harmless, "harm": harm}
-            row |= {task: own("loss", condition=name, task=task, gap=gap).value for task in TASKS}
-            rows.append(row | {"recall": own("recall", condition=name, gap=gap).value})
+            row |= {task: numbers("loss", condition=name, task=task, gap=gap).value for task in TASKS}
+            rows.append(row | {"recall": numbers("recall", condition=name, gap=gap).value})
         return pd.DataFrame(rows)
 
-    def _at(self, own: Numbers, condition: str, gap: int) -> str:
-        text, copy = (own("loss", condition=condition, task=task, gap=gap) for task in TASKS)
-        return f"{text.plain:.2f}, {copy.plain:.2f}, {own('recall', condition=condition, gap=gap).plain:.0%}"
+    def _at(self, numbers: Numbers, condition: str, gap: int) -> str:
+        text, copy = (numbers("loss", condition=condition, task=task, gap=gap) for task in TASKS)
+        return f"{text.plain:.2f}, {copy.plain:.2f}, {numbers('recall', condition=condition, gap=gap).plain:.0%}"
 
     figures = {
         "curves": lines(
@@ -296,6 +298,6 @@ def next_tokens(
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
         for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
             logits = logits_of(session, some, first)
-            losses.append(judged(session, logits, some[:, first:]).cpu())
+            losses.append(losses_of_logits(session, logits, some[:, first:]).cpu())
             is_first.append(logits[:, :-1].argmax(-1).cpu() == some[:, first + 1 :].cpu())
     return torch.cat(losses), torch.cat(is_first)

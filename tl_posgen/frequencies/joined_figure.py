@@ -21,7 +21,7 @@ def join_costs_and_gap(report: Mapping[str, Result]) -> dict[str, Result]:
         >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
         >>> measures, text = ["plane_use", PlaneCost(["drop"], ["planes"])], "Down, down, down. Would it never end?" * 3
         >>> joined = join_costs_and_gap(tl_posgen.analyze("mini", text, measures=measures, **cut))
-        >>> joined["plane_use"].own["cost"].sizes["plane"]
+        >>> joined["plane_use"].trained["cost"].sizes["plane"]
         16
     """
     results = dict(report)
@@ -32,7 +32,7 @@ def join_costs_and_gap(report: Mapping[str, Result]) -> dict[str, Result]:
         beside["cost"] = edits.reindex(plane=use.dataset["plane"].values)
     if use is not None and gap is not None:
         names = [gap.measure.words.get(str(name), str(name)) for name in gap.dataset["condition"].values]
-        loss = gap.dataset["loss"].mean("prompt").assign_coords(condition=names, gap=gap.own["contexts"].values)
+        loss = gap.dataset["loss"].mean("prompt").assign_coords(condition=names, gap=gap.trained["contexts"].values)
         beside["across_gap"] = loss.rename(condition="rule", gap="contexts")
     if use is None or not beside:
         return results

@@ -147,7 +147,8 @@ class PlaneCost(Interventions):
         "planes": lines(
             lambda result: {
                 "rise of the loss, nats": [
-                    (DONE[edit], lambda own, edit=edit: own.measure.costs(own)[edit]) for edit in result.measure.edits
+                    (DONE[edit], lambda numbers, edit=edit: numbers.measure.costs(numbers)[edit])
+                    for edit in result.measure.edits
                 ]
             },
             "plane",
@@ -155,7 +156,7 @@ class PlaneCost(Interventions):
             subtitle="nats per token over the unchanged model; planes by number, the fastest first",
         ),
         "groups": bars(
-            {"rise of the loss, nats": [("rise", lambda own: own.measure.rise_of_groups(own))]},
+            {"rise of the loss, nats": [("rise", lambda numbers: numbers.measure.rise_of_groups(numbers))]},
             "condition",
             title="What thirds and quarters of the planes cost",
             subtitle="nats per token, over the unchanged model",
@@ -178,33 +179,35 @@ class PlaneCost(Interventions):
         is_there = {"planes": "planes" in self.groups, "groups": bool({"thirds", "quarters"} & set(self.groups))}
         return [kind for kind, one in is_there.items() if one]
 
-    def costs(self, own: Numbers) -> dict[str, xr.DataArray]:
+    def costs(self, numbers: Numbers) -> dict[str, xr.DataArray]:
         """Return the rise of the loss [.., plane, prompt] by edit; none where planes were not edited one by one."""
-        rise, found = self.rise_of(own), {}
+        rise, found = self.rise_of(numbers), {}
         names = [str(one) for one in rise["condition"].values]
         for edit in self.edits:
-            planes = [one for one in names if one.startswith(f"{edit} plane ")]
-            numbers = [int(one.rsplit(" ", 1)[1]) for one in planes]
-            if planes:
-                found[edit] = rise.sel(condition=planes).rename(condition="plane").assign_coords(plane=numbers)
+            conditions = [one for one in names if one.startswith(f"{edit} plane ")]
+            planes_of_edit = [int(one.rsplit(" ", 1)[1]) for one in conditions]
+            if conditions:
+                found[edit] = (
+                    rise.sel(condition=conditions).rename(condition="plane").assign_coords(plane=planes_of_edit)
+                )
         return found
 
-    def rise_of_groups(self, own: Numbers) -> xr.DataArray:
+    def rise_of_groups(self, numbers: Numbers) -> xr.DataArray:
         """Return the rise of the loss under edits of thirds and quarters."""
-        rise = self.rise_of(own)
+        rise = self.rise_of(numbers)
         return rise.sel(condition=[str(one) for one in rise["condition"].values if "third" in one or "quarter" in one])
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         said = []
-        for edit, rise in self.costs(own).items():
-            numbers = dict(zip(rise["plane"].values.tolist(), own.along(rise, "plane"), strict=True))
-            dearest = sorted(numbers, key=lambda plane: -numbers[plane].value)[:_MOST_NAMED]
-            named = "; ".join(f"plane {plane} {numbers[plane]:+.3f}" for plane in dearest)
-            said.append(f"Loss with one plane {DONE[edit]}, the dearest of {len(numbers)}: {named} nats.")
-        numbers = self.rises(own)
+        for edit, rise in self.costs(numbers).items():
+            rises = dict(zip(rise["plane"].values.tolist(), numbers.along(rise, "plane"), strict=True))
+            dearest = sorted(rises, key=lambda plane: -rises[plane].value)[:_MOST_NAMED]
+            named = "; ".join(f"plane {plane} {rises[plane]:+.3f}" for plane in dearest)
+            said.append(f"Loss with one plane {DONE[edit]}, the dearest of {len(rises)}: {named} nats.")
+        rises = self.rises(numbers)
         for edit in self.edits:
-            parts = {name: numbers.get(f"{edit} {name}") for name in ("fastest quarter", "slowest quarter")}
+            parts = {name: rises.get(f"{edit} {name}") for name in ("fastest quarter", "slowest quarter")}
             told = [f"{name} {one:+.3f}" for name, one in parts.items() if isinstance(one, Number)]
             said += [f"With a quarter of the planes {DONE[edit]}: {'; '.join(told)} nats."] if told else []
-        loss = own("loss", condition=UNTOUCHED)
+        loss = numbers("loss", condition=UNTOUCHED)
         return said or [f"Loss of the unchanged model: {loss:.3f} nats."]

@@ -56,7 +56,7 @@ class PlaneRoles(Measure):
     Urrutia et al. 2026 (arXiv 2511.11579), the mean curve TriAttention (arXiv 2604.04921); how each is measured: ours
 
     Example:
-        >>> data = PlaneRoles()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).own
+        >>> data = PlaneRoles()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).trained
         >>> data["contrast"].dims
         ('near', 'layer', 'head', 'plane')
     """
@@ -91,7 +91,11 @@ class PlaneRoles(Measure):
             subtitle="by how much each lifts a diagonal above the next three distances; mean over heads, fastest first",
         ),
         "decay": lines(
-            {"mean score / std within rows": [("scores", lambda own: own.array("mean_score") / own.array("spread"))]},
+            {
+                "mean score / std within rows": [
+                    ("scores", lambda numbers: numbers.array("mean_score") / numbers.array("spread"))
+                ]
+            },
             "doubling",
             title="Scores over distance",
             subtitle="mean over queries of the second half and over heads",
@@ -135,17 +139,17 @@ class PlaneRoles(Measure):
             "spread": spread,
         }
 
-    def finish(self, sums: Sums) -> Any:
+    def of_sums(self, sums: Sums) -> Any:
         return sums.means().reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
 
-    def findings(self, own: Numbers) -> list[str]:
-        itself, before = (own("diagonal", near=near) for near in NEAR)
+    def findings(self, numbers: Numbers) -> list[str]:
+        itself, before = (numbers("diagonal", near=near) for near in NEAR)
         return [
             f"Attention to the token itself is {itself:.2f}, to the one before it {before:.2f}. Where two keys change "
-            f"contents, their attention has a cosine of {own('positional'):.2f} with that before by place, and of "
-            f"{own('symbolic'):.2f} by content; both are near 1 where scores hardly vary.",
+            f"contents, their attention has a cosine of {numbers('positional'):.2f} with that before by place, and of "
+            f"{numbers('symbolic'):.2f} by content; both are near 1 where scores hardly vary.",
             f"The curve of the mean query and the mean key over distance correlates with the scores of single queries "
-            f"at r = {own('curve_r'):.2f}.",
+            f"at r = {numbers('curve_r'):.2f}.",
         ]
 
 

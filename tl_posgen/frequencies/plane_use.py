@@ -93,7 +93,7 @@ class PlaneUse(Measure):
     half-turn plane: ours
 
     Example:
-        >>> data = PlaneUse()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).own
+        >>> data = PlaneUse()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).trained
         >>> data["use"].dims, float(data["half_turn"].max())
         (('layer', 'head', 'plane'), 9.0)
     """
@@ -224,7 +224,7 @@ class PlaneUse(Measure):
             "sink": _attention_to_first(layer),
         }
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         assert self.contexts is not None
         names = ("magnitude", "mean", "length", "square", "square_of_v", "variance")
         known = {name: sums.by_layer(name) for name in (*names, "sink_lift", "first_length", "first_cosine", "sink")}
@@ -271,14 +271,14 @@ class PlaneUse(Measure):
             }
         return sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
 
-    def findings(self, own: Numbers) -> list[str]:
-        n_heads, said = int(own.data["longest_plane"].notnull().sum()), []
-        for context in own.data["context"].values.tolist():
-            at, partial = (own(name, context=context) for name in ("at_half_turn", "partial"))
-            chance, planes = (own(name, context=context).plain for name in ("chance", "partial_planes"))
+    def findings(self, numbers: Numbers) -> list[str]:
+        n_heads, said = int(numbers.data["longest_plane"].notnull().sum()), []
+        for context in numbers.data["context"].values.tolist():
+            at, partial = (numbers(name, context=context) for name in ("at_half_turn", "partial"))
+            chance, planes = (numbers(name, context=context).plain for name in ("chance", "partial_planes"))
             less = f"{partial:.0%} have one that makes less than a turn, as {planes:.0%} of the planes do"
             if at:
-                turns = sorted(_turns_of_half_turn_planes(own.data.sel(context=context)))
+                turns = sorted(_turns_of_half_turn_planes(numbers.data.sel(context=context)))
                 made = " to ".join(dict.fromkeys(f"{one:.2f}" for one in (turns[0], turns[-1])))
                 said.append(
                     f"Of {counted(n_heads, 'head')} {at:.0%} have their longest plane within a step of the half-turn "
@@ -287,22 +287,23 @@ class PlaneUse(Measure):
                 )
             else:
                 said.append(f"Of {counted(n_heads, 'head')}, in the context of {context:,} tokens, {less}.")
-        q, k, v = (own("massive", vector=one) for one in _VECTORS)
+        q, k, v = (numbers("massive", vector=one) for one in _VECTORS)
         return [
             *said,
-            f"In its longest plane a head's mean query leads its mean key by a phase whose sine is {own('sine'):.2f}: "
+            "In its longest plane a head's mean query leads its mean key by a phase whose sine is "
+            f"{numbers('sine'):.2f}: "
             "of 1 the plane adds -A sin(theta D), so that keys count less the further back they lie, up to a quarter "
-            f"turn. A is {own('amplitude'):.2f} logits.",
+            f"turn. A is {numbers('amplitude'):.2f} logits.",
             f"Massive coordinates a head: {q:.2f} of queries, {k:.2f} of keys, {v:.2f} of values. Attention to the "
-            f"first token: {own('sink'):.2f}.",
+            f"first token: {numbers('sink'):.2f}.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a context and kind of layers, those of one reach and the same frequencies."""
         rows = []
-        for context in own.data["context"].values.tolist():
-            for name, layers in kinds_of_layers(own.data, context).items():
-                part = own.data.sel(layer=layers)
+        for context in numbers.data["context"].values.tolist():
+            for name, layers in kinds_of_layers(numbers.data, context).items():
+                part = numbers.data.sel(layer=layers)
                 at = part.sel(context=context)
                 rows.append(
                     {

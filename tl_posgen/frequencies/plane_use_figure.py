@@ -46,13 +46,13 @@ def draw_plane_use(result: Any) -> go.Figure:
         result: of `PlaneUse`; with costs and gap where `tl_posgen.frequencies.joined_figure.join_costs_and_gap` put
             them into it.
     """
-    own = result.numbers
+    numbers = result.numbers
     costs: dict[str, xr.DataArray] = {}
-    if "cost" in result.own:
-        costs = {edit: result.own["cost"].sel(edit=edit) for edit in result.own["edit"].values.tolist()}
-    context = result.own["context"].values.tolist()[0]
-    kinds = dict(list(kinds_of_layers(result.own, context).items())[:_MOST_KINDS])
-    across = result.own.get("across_gap")
+    if "cost" in result.trained:
+        costs = {edit: result.trained["cost"].sel(edit=edit) for edit in result.trained["edit"].values.tolist()}
+    context = result.trained["context"].values.tolist()[0]
+    kinds = dict(list(kinds_of_layers(result.trained, context).items())[:_MOST_KINDS])
+    across = result.trained.get("across_gap")
     n_below = bool(costs) + (across is not None)
     titles = [*kinds, *([""] * len(kinds) if costs else []), *([ACROSS] if across is not None else [])]
     rows = [1, *[_BELOW] * n_below]
@@ -60,11 +60,11 @@ def draw_plane_use(result: Any) -> go.Figure:
     height = round(380 * sum(rows) / len(rows))
     panels = Panels(titles, columns=max(1, len(kinds)), row_height=height, horizontal_spacing=0.06, **heights)
     for number, layers in enumerate(kinds.values()):
-        data = result.own.sel(layer=layers)
+        data = result.trained.sel(layer=layers)
         turns = data["turns"].sel(context=context).isel(layer=0)
         planes = turns["plane"].values[turns.values > 0]
         x = np.log10(turns.sel(plane=planes).values)
-        use = own.array("use").sel(layer=layers, plane=planes) * int(turns.notnull().sum())
+        use = numbers.array("use").sel(layer=layers, plane=planes) * int(turns.notnull().sum())
         ends = intervals_of(use.mean(HEAD))
         value, low, high = (ends[end].values for end in ("value", "low", "high"))
         words = [f"plane {plane}: {10**turn:.3g} turns" for plane, turn in zip(planes, x, strict=True)]
@@ -72,7 +72,7 @@ def draw_plane_use(result: Any) -> go.Figure:
         look = {"marker_color": COLOURS[0], "width": width, "error_y": error_bars(value, low, high), "opacity": 0.75}
         hover = {"text": words, "textposition": "none", "hovertemplate": "%{text}<br>%{y:.2f} x uniform<extra></extra>"}
         panels.add(number, go.Bar(x=x, y=value, name="mean over heads", **look, **hover))
-        for kind, null in own.by_null.items():
+        for kind, null in numbers.by_null.items():
             y = [one.value for one in null.along(use, "plane")]
             panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
         panels.add(number, _marks_of_heads(data, use, turns))
@@ -105,7 +105,7 @@ def draw_plane_use(result: Any) -> go.Figure:
         bargap=0,
     )
     subtitle = "circles: heads at their longest plane, coloured by its phase; first token left out; slow planes left"
-    return panels.finish(f"Use of RoPE's planes · {model_label(result.own)}", subtitle)
+    return panels.titled(f"Use of RoPE's planes · {model_label(result.trained)}", subtitle)
 
 
 def _marks_of_heads(data: xr.Dataset, use: xr.DataArray, turns: xr.DataArray) -> go.Scatter:

@@ -133,7 +133,7 @@ class Recall(Interventions):
         "recall": bars(
             {
                 "recall of the copy": [("recall", "recall")],
-                "rise of the loss of text, nats": [("rise", lambda own: own.measure.rise_of(own))],
+                "rise of the loss of text, nats": [("rise", lambda numbers: numbers.measure.rise_of(numbers))],
             },
             "condition",
             title="Recall without some planes",
@@ -235,27 +235,27 @@ class Recall(Interventions):
             data = data.assign({name: mask})
         return data.assign(hit_rate=hit_rate)
 
-    def falls(self, own: Numbers, name: str = "recall") -> dict[str, Number]:
+    def falls(self, numbers: Numbers, name: str = "recall") -> dict[str, Number]:
         """Return x(unchanged) - x(condition) by condition, of the recall or another variable by copy."""
-        values = own.array(name, condition=None)
+        values = numbers.array(name, condition=None)
         fall = values.sel(condition=UNTOUCHED, drop=True) - values.drop_sel(condition=UNTOUCHED)
-        return dict(zip(map(str, fall["condition"].values), own.along(fall, "condition"), strict=True))
+        return dict(zip(map(str, fall["condition"].values), numbers.along(fall, "condition"), strict=True))
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: recall and how far it falls, with the ends of the fall's interval; loss of the text
         and its rise."""
-        recall = own.along(own.array("recall", condition=None), "condition")
-        falls, text, rows = self.falls(own), super().table(own), []
+        recall = numbers.along(numbers.array("recall", condition=None), "condition")
+        falls, text, rows = self.falls(numbers), super().table(numbers), []
         for name, number in zip(text["condition"], recall, strict=True):
             fall = falls.get(name, Number(np.nan))
             row = {"condition": name, "recall": number.value, "fall": fall.value}
             rows.append(row | {"fall_low": fall.low, "fall_high": fall.high})
         return pd.DataFrame(rows).merge(text[["condition", "loss", "rise"]], on="condition")
 
-    def findings(self, own: Numbers) -> list[str]:
-        heads = own.data["edited"].stack(place=HEAD)
+    def findings(self, numbers: Numbers) -> list[str]:
+        heads = numbers.data["edited"].stack(place=HEAD)
         edited = [head_name(*at) for at in heads["place"].values[heads.values > 0]]
-        falls, rises = self.falls(own), self.rises(own)
+        falls, rises = self.falls(numbers), self.rises(numbers)
         told = [
             f"{name} {fall.with_interval:+.2f} (text {rises[name].with_interval:+.3f} nats)"
             for name, fall in falls.items()
@@ -264,6 +264,7 @@ class Recall(Interventions):
             f"{len(edited)} heads that look up are edited ({', '.join(edited[:4])})" if edited else "no head looks up"
         )
         return [
-            f"{self.half} random tokens stand twice; {own('recall'):.0%} of the second copy, from its third token on, "
+            f"{self.half} random tokens stand twice; {numbers('recall'):.0%} of the second copy, from its third token "
+            "on, "
             f"are predicted; {looks}. Recall falls by: {'; '.join(told)}."
         ]

@@ -76,8 +76,8 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
     x_at, y_at = ({"side": side} if side else {} for side in (x_side, y_side))
     of_side, labels = {"": "", "q": " of queries", "k": " of keys"}, {n: v.label for n, v in Profiles.variables.items()}
     x, y = labels[x_name] + of_side[x_side], labels[y_name] + of_side[y_side]
-    own = result.numbers
-    rho = own.correlation(own.array(x_name, **x_at), own.array(y_name, **y_at), ranks=True)
+    numbers = result.numbers
+    rho = numbers.correlation(numbers.array(x_name, **x_at), numbers.array(y_name, **y_at), ranks=True)
     words = f"Spearman's rho over heads {rho:.2f}, heads independent"
     return points((x_name, x_at), (y_name, y_at), title=f"{y} by {x}", subtitle=words, x_title=x, y_title=y)(result)
 
@@ -170,8 +170,8 @@ class Profiles(Measure):
         return replace(self, period=period)
 
     def of_model(self, run: Run) -> xr.Dataset:
-        slash = run.found(Slash).sel(tokens="all", drop=True)
-        variance = run.found(Variance).sel(tokens="without first", drop=True)
+        slash = run.dataset_of(Slash).sel(tokens="all", drop=True)
+        variance = run.dataset_of(Variance).sel(tokens="without first", drop=True)
         first, period = torch.tensor(start_of_texts(run.session), dtype=torch.int64), self.period
         assert period is not None
         repeated, on_text, pattern = run.sums(), run.sums(), frozenset({"pattern"})
@@ -190,10 +190,10 @@ class Profiles(Measure):
         data = data.merge(repeated.means()).merge(on_text.means())
         return xr.Dataset({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         on_text, *on_repeated = (
-            f"{self.variables[name].label} {own.extreme(name):.2f}"
-            f"{own.number(own.array(name).max(HEAD)).null_in_brackets:.2f}"
+            f"{self.variables[name].label} {numbers.extreme(name):.2f}"
+            f"{numbers.number(numbers.array(name).max(HEAD)).null_in_brackets:.2f}"
             for name in ("slash_score", *_REPEATED)
         )
         return [f"Highest: {on_text}; on repeated random tokens {', '.join(on_repeated)}."]

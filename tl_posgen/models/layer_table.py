@@ -53,7 +53,7 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
         True
     """
     session = session_of(model)
-    found, rows = session.found(again=True), list[dict[str, Any]]()
+    found, rows = session.layers(again=True), list[dict[str, Any]]()
     for layer, one in enumerate(found):
         if isinstance(one, UnsupportedModelError):
             rows.append({"layer": layer, "supported": False, "refusal": str(one)})
@@ -78,7 +78,7 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
                 "d_head": geometry.d_head,
                 "qk_norm": geometry.qk_norm,
                 "sinks": geometry.sinks,
-                "streamed": one.handed_on,
+                "streamed": one.left_to_hf,
                 "proof_error": geometry.error,
                 "refusal": None,
             }

@@ -40,7 +40,7 @@ def token_losses(
     rows = []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
         for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
-            rows.append(judged(session, logits_of(session, some), some).cpu())
+            rows.append(losses_of_logits(session, logits_of(session, some), some).cpu())
     return torch.cat(rows)
 
 
@@ -57,7 +57,7 @@ def logits_of(
         return session.model(tokens, return_type="logits", **session.backend.options(tokens))
 
 
-def judged(
+def losses_of_logits(
     session: Session,
     logits: Float[Tensor, "prompt pos vocabulary"],
     tokens: Int[Tensor, "prompt pos"],

@@ -16,7 +16,7 @@ from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModel
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
-from tl_posgen.models.geometry.probe import Found, Probed, probe_layers
+from tl_posgen.models.geometry.probe import Probed, ProbedOrReason, probe_layers
 from tl_posgen.models.layers.geometry import ContextLimit
 from tl_posgen.models.layers.projections import Projections, projections_of
 from tl_posgen.models.model import Model
@@ -65,7 +65,7 @@ class _Memory:
 
     origin: Origin
     dtype: torch.dtype | None = None
-    layers: tuple[Found, ...] = ()
+    layers: tuple[ProbedOrReason, ...] = ()
     difference: str | None = None  # from the plain Hugging Face model
     cached: tuple[torch.dtype, str] | None = None  # the dtype, and how a step with a KV cache differs in it
     lock: Any = field(default_factory=threading.RLock)
@@ -126,7 +126,7 @@ class Session:
     @property
     def encoding(self) -> str:
         """The encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
-        found = [layer.geometry.encoding for layer in self.found() if isinstance(layer, Probed)]
+        found = [layer.geometry.encoding for layer in self.layers() if isinstance(layer, Probed)]
         return ", ".join(dict.fromkeys(found))
 
     def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
@@ -260,7 +260,7 @@ class Session:
                 point.remove_hooks(level=level)
             model.context_level -= 1
 
-    def found(self, *, again: bool = False) -> tuple[Found, ...]:
+    def layers(self, *, again: bool = False) -> tuple[ProbedOrReason, ...]:
         """Return every layer as the probe found it, supported or not; probed once, and again for another dtype."""
         dtype = self.dtype
         if again or self._memory.dtype != dtype:
@@ -284,7 +284,7 @@ class Session:
     def n_heads(self) -> tuple[int, ...]:
         """How many heads each layer has, as proved; of one that cannot be described what the config says."""
         n = self.model.cfg.n_heads
-        return tuple(layer.geometry.n_heads if isinstance(layer, Probed) else n for layer in self.found())
+        return tuple(layer.geometry.n_heads if isinstance(layer, Probed) else n for layer in self.layers())
 
     def difference(self, *, again: bool = False) -> str:
         """Say how a bridge's logits differ from the plain Hugging Face model's; "" if they do not, or there is none."""
@@ -305,11 +305,11 @@ class Session:
     @property
     def needs_streaming(self) -> bool:
         """Tell whether scores of some layer show only while attention is streamed."""
-        return any(isinstance(one, Probed) and one.handed_on for one in self.found())
+        return any(isinstance(one, Probed) and one.left_to_hf for one in self.layers())
 
     def require_shown(self, probed: Probed) -> None:
         """Refuse a layer whose hooks carry softmax's output instead of scores while its attention is not streamed."""
-        if probed.handed_on and self.streamed.by is None:
+        if probed.left_to_hf and self.streamed.by is None:
             raise UnsupportedModelError(
                 f"layer {probed.geometry.layer}: TransformerBridge leaves its attention to Hugging Face, so its scores "
                 "show, and can be edited, only in passes inside `with tl_posgen.streaming(model):`"
@@ -317,7 +317,7 @@ class Session:
 
     def layer(self, index: int) -> Probed:
         """Return one layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""
-        found = self.found()[index]
+        found = self.layers()[index]
         if isinstance(found, UnsupportedModelError):
             raise UnsupportedModelError(*found.args)
         return found

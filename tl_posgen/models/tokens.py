@@ -18,7 +18,7 @@ from torch import Tensor
 from tl_posgen.errors import InputError, ModelError, check_whole
 from tl_posgen.models.capture.padding import as_ids, ids_and_mask, pad_token, spans_of_mask, texts_of
 from tl_posgen.models.conversion.files import MINI
-from tl_posgen.models.conversion.hugging_face import load_tokenizer, quiet
+from tl_posgen.models.conversion.hugging_face import load_tokenizer, silenced
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.models.streaming.stream import require_fits
@@ -252,7 +252,7 @@ def _bos_of(tokenizer: Any) -> list[int]:
 @lru_cache(maxsize=8)
 def _tokenizer_of_files(name: str) -> Any:
     """Return the tokenizer of a directory, or of a model in the Hub's cache; None where there is none."""
-    with suppress(ModelError), quiet():
+    with suppress(ModelError), silenced():
         return load_tokenizer(Path(name), trust_remote_code=False)
 
 

@@ -70,7 +70,7 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
     template = "%{x}: %{y:.3f}<extra></extra>"
     panels.add(0, go.Scatter(x=orders[0], y=score, name="score", hovertemplate=template, **marks))
     panels.figure.update_layout(barmode="relative", bargap=0.15).update_xaxes(type="category")
-    return panels.axes("", "logits").finish(*_heading(explanation))
+    return panels.axes("", "logits").titled(*_heading(explanation))
 
 
 def colour_terms(explanation: Explanation) -> Any:

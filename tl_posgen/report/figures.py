@@ -53,7 +53,7 @@ def model_label(dataset: xr.Dataset) -> str:
     return plain(model_name(dataset))
 
 
-def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
+def drawn_models(result: Any) -> list[tuple[str, xr.Dataset, str]]:
     """Return (label, dataset, colour) of the model, and of its first random init and first shuffled weights, where
     there are any; a long label takes two lines, as legends are beside the panels."""
     colours = {"trained": COLOURS[0]} | {name: kind.colour for name, kind in NULL_KINDS.items()}
@@ -62,10 +62,10 @@ def sides(result: Any) -> list[tuple[str, xr.Dataset, str]]:
         name = model_label(data)
         return name.replace(" (", "<br>(", 1) if len(name) > _LONG else name
 
-    return [(label(data), data, colours[kind]) for kind, data in result.sides.items()]
+    return [(label(data), data, colours[kind]) for kind, data in result.by_kind.items()]
 
 
-def finish(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
+def titled(figure: go.Figure, title: str, subtitle: str = "", height: int = 420) -> go.Figure:
     """Add title, subtitle and the layout that all figures share.
 
     A few names stay where they would grow with the model: in the legend of those that differ by a number, "layer 3",
@@ -159,7 +159,7 @@ class Panels:
         >>> panels = Panels(["layer 0", "layer 1"], columns=2)
         >>> for number in range(2):
         ...     panels.add(number, go.Scatter(x=[0, 1], y=[0, number], name="r"))
-        >>> [trace.showlegend for trace in panels.finish("r by layer").data]
+        >>> [trace.showlegend for trace in panels.titled("r by layer").data]
         [True, False]
     """
 
@@ -218,7 +218,7 @@ class Panels:
         axis: Any = self.figure.get_subplot(**self.place_of(panel))
         axis.xaxis.title.text = "<br>".join(filter(None, [axis.xaxis.title.text, *lines]))
 
-    def finish(self, title: str, subtitle: str = "") -> go.Figure:
+    def titled(self, title: str, subtitle: str = "") -> go.Figure:
         """Return the figure with title, subtitle and shared layout."""
 
         def has_numbers(trace: Any) -> bool:  # of a curve, any y (or r), of horizontal bars, any x
@@ -238,7 +238,7 @@ class Panels:
             bar = {"lenmode": "pixels", "len": min(_COLOUR_BAR, height - 140), "y": 1, "yanchor": "top"}
             self.figure.update_layout(coloraxis_colorbar=bar)
         lines = max((str(axis.title.text).count("<br>") for axis in drawn.select_xaxes()), default=0)
-        figure: Any = finish(drawn, title, subtitle, height=height + lines * _LINE)
+        figure: Any = titled(drawn, title, subtitle, height=height + lines * _LINE)
         return figure.update_layout(margin_b=figure.layout.margin.b + lines * _LINE)
 
 

@@ -16,9 +16,9 @@ from tl_posgen.report.figures import (
     Panels,
     at_usual_labels,
     colour_axis,
+    drawn_models,
     heat,
     model_label,
-    sides,
 )
 
 _FEW = 12  # an axis of so few whole numbers labels them all
@@ -52,9 +52,9 @@ def head_map(
 
     def figure(result: Any) -> go.Figure:
         pairs = [(one, {}) if isinstance(one, str) else one for one in names]
-        pairs = [(name, at) for name, at in pairs if name in result.own]
+        pairs = [(name, at) for name, at in pairs if name in result.trained]
         maps = []
-        for side, data, _ in sides(result):
+        for side, data, _ in drawn_models(result):
             for number, (name, at) in enumerate(pairs):
                 if name in data:  # some are of the model alone
                     variable = result.measure.variables.get(name)
@@ -64,12 +64,12 @@ def head_map(
                     ]
                     heading = ", ".join([variable.label if variable else name, *words])
                     array = at_usual_labels(result, data[name], at).transpose(*HEAD)
-                    heading += "" if data is result.own else f"<br>{side}"  # the figure's title names the model
+                    heading += "" if data is result.trained else f"<br>{side}"  # the figure's title names the model
                     maps.append(Map(number, side, heading, array))
         panels = map_panels(maps, limits, columns=len(pairs), horizontal_spacing=0.06)
         panels.figure.update_annotations(font_size=11)
-        words = subtitle.format(**{**result.own.attrs, **result.measure.options()})
-        return panels.finish(f"{title} · {model_label(result.own)}", words)
+        words = subtitle.format(**{**result.trained.attrs, **result.measure.options()})
+        return panels.titled(f"{title} · {model_label(result.trained)}", words)
 
     return figure
 
@@ -140,7 +140,7 @@ def layer_curves(
     y_title: str,
     log_x: bool = False,
     share: float = 0.5,
-    beside: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
+    more_curves: Callable[[xr.Dataset, Any], list[go.Scatter]] = lambda data, layer: [],
     at: Mapping[str, Any] | None = None,
 ) -> go.Figure:
     """Draw one panel per layer and one line per head, behind them the median of the null models' heads and the band of
@@ -150,7 +150,7 @@ def layer_curves(
         log_x: on a logarithmic axis, of which zero is a part, and long curves are thinned.
         share: of a logarithmic axis that is drawn; the longest distances are means over few pairs.
         at: labels of other dims, as in `head_map`.
-        beside: further curves of a layer, from the (thinned) dataset of the model and the layer.
+        more_curves: further curves of a layer, from the (thinned) dataset of the model and the layer.
     """
 
     def thinned(data: xr.Dataset) -> xr.Dataset:  # all short places along the dim, fewer long ones
@@ -163,12 +163,12 @@ def layer_curves(
         # a mapping, which is faster than a trace: there may be a thousand
         return look | words | {"x": x, "y": y, "customdata": x - log_x}
 
-    layers, many = result.own["layer"].values, result.own.sizes["head"] > MOST_CURVES
+    layers, many = result.trained["layer"].values, result.trained.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
-    for side, whole, colour in reversed(sides(result)):
+    for side, whole, colour in reversed(drawn_models(result)):
         chosen = at_usual_labels(result, whole[measure], at).to_dataset(name=measure)
         data = thinned(chosen)[measure].transpose("layer", "head", along)
-        x, is_null = data[along].values + log_x, whole is not result.own
+        x, is_null = data[along].values + log_x, whole is not result.trained
         for number, layer in enumerate(layers):
             curves = data.values[number].astype(np.float32)
             if is_null or many:
@@ -185,11 +185,11 @@ def layer_curves(
             for head, y, shade in zip(heads, curves, COLOURS if len(heads) <= len(COLOURS) else shades, strict=False):
                 panels.add(number, curve(x, y, head_name(layer, head), f"head {head}", shade))
     for number, layer in enumerate(layers):
-        panels.add(number, *beside(thinned(result.own), layer))
+        panels.add(number, *more_curves(thinned(result.trained), layer))
     panels.axes(along, y_title, log_x=log_x)
     words = f"{subtitle}; {_MEDIAN}" if many else subtitle
-    figure = panels.finish(f"{title} · {model_label(result.own)}", words)
-    if result.own[along].dtype.kind == "i" and result.own.sizes[along] <= _FEW and not log_x:
+    figure = panels.titled(f"{title} · {model_label(result.trained)}", words)
+    if result.trained[along].dtype.kind == "i" and result.trained.sizes[along] <= _FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure
 

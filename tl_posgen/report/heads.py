@@ -33,7 +33,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     table = report.frame()
     if table.empty:
         return None
-    kinds = [kind for kind in NULL_KINDS if any(kind in result.sides for result in results.values())]
+    kinds = [kind for kind in NULL_KINDS if any(kind in result.by_kind for result in results.values())]
     nulls = [table[[*HEAD]].merge(report.frame(kind), on=[*HEAD], how="left") for kind in kinds]
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
     labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
@@ -49,9 +49,9 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     for result in results.values():
         is_per_head = {"layer", "head"} <= set(result.measure.rows)
         for name in result.measure.curves if is_per_head else ():
-            if name in result.own:
-                along = str(result.own[name].dims[-1])
-                array = at_usual_labels(result, result.own[name], {along: slice(None)})
+            if name in result.trained:
+                along = str(result.trained[name].dims[-1])
+                array = at_usual_labels(result, result.trained[name], {along: slice(None)})
                 over = [str(dim) for dim in array.dims if dim not in ("layer", "head", along)]
                 for place in product(*(array[dim].values.tolist() for dim in over)):
                     curves.append(_curve_of(result, name, along, dict(zip(over, place, strict=True)), places))
@@ -60,16 +60,16 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     ranked = [one.headline for one in variables if one.ranked and one.headline in table]
     known = [name for name in ranked if table[name].notna().any()]
     first = names[int(table[known[0]].argmax())] if known else names[0]
-    patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.own]
+    patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.trained]
     return {"names": names, "first": first, "nulls": kinds, "numbers": numbers, "curves": curves, "patterns": patterns}
 
 
 def _patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
     """Return the maps between tokens of every head, in steps of 1 / 255, a byte a value."""
-    array = result.own[result.measure.patterns]
+    array = result.trained[result.measure.patterns]
     kind, unit = array.dims[:2]
     maps = array.reindex({unit: list(names)}).fillna(0).transpose(unit, ...).values
-    tokens = [str(token) for token in result.own["token"].values[: maps.shape[-1]]]
+    tokens = [str(token) for token in result.trained["token"].values[: maps.shape[-1]]]
     steps = base64.b64encode(np.round(255 * np.clip(maps, 0, 1)).astype(np.uint8).tobytes()).decode()
     known = [name in array[unit] for name in names]
     return {"kinds": array[kind].values.tolist(), "tokens": tokens, "steps": steps, "known": known}
@@ -97,7 +97,7 @@ def _curve_of(
             array = array.isel({along: np.unique(spread.astype(int))})
         return array.stack(unit=("layer", "head")).transpose("unit", along)
 
-    own = rows(result.own)
+    own = rows(result.trained)
     by_place = dict(zip(own["unit"].values, own.values, strict=True))
     empty = np.full(own.shape[1], np.nan)
     variable = result.measure.variables.get(name)
@@ -108,7 +108,7 @@ def _curve_of(
         ends = {"low": np.nanmin(null.values, 0), "high": np.nanmax(null.values, 0)}
         span = {side: [_rounded(value) for value in end] for side, end in ends.items()}
     return {
-        "title": f"{heading} · {model_name(result.own)}",
+        "title": f"{heading} · {model_name(result.trained)}",
         "along": along,
         "ticks": ticks_from_zero(float(own[along].values[-1])) if log else None,
         "x": [float(x) + log for x in own[along].values],

@@ -28,10 +28,10 @@ from tl_posgen.report.figures import (
     SYMBOLS,
     Panels,
     at_usual_labels,
+    drawn_models,
     error_bars,
     line,
     model_label,
-    sides,
 )
 from tl_posgen.report.head_figures import Map, head_names, map_panels
 
@@ -55,27 +55,29 @@ class _Drawn(NamedTuple):
 
 
 def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> Iterator[_Drawn]:
-    own = result.numbers
+    numbers = result.numbers
     names = dict.fromkeys(name for curves in panels.values() for name, *_ in curves)
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
     symbols = {name: SYMBOLS[place % len(SYMBOLS)] for place, name in enumerate(names)}
     for number, curves in enumerate(panels.values()):
         for name, variable, *labels in curves:
-            array: Any = variable(own) if callable(variable) else own.array(variable, **{along: None} | dict(*labels))
-            bounds = None if callable(variable) else own.bounds_of(variable)
-            nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in own.by_null.items()}
+            array: Any = (
+                variable(numbers) if callable(variable) else numbers.array(variable, **{along: None} | dict(*labels))
+            )
+            bounds = None if callable(variable) else numbers.bounds_of(variable)
+            nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in numbers.by_null.items()}
             known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            numbers = own.along(array, along, bounds)
-            ends = [[getattr(one, end) for one in numbers] for end in ENDS]
+            at_places = numbers.along(array, along, bounds)
+            ends = [[getattr(one, end) for one in at_places] for end in ENDS]
             at, look = array[along].values.tolist(), (colours[name], symbols[name])
             yield _Drawn(number, at, name, *look, np.array(ends), known)
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
     """Return the figure under its title, with the model's name, and a subtitle that may name options."""
-    names = {**result.own.attrs, **result.measure.options()}
+    names = {**result.trained.attrs, **result.measure.options()}
     words = subtitle(result) if callable(subtitle) else subtitle.format(**names)
-    return panels.finish(f"{title} · {model_label(result.own)}", "; ".join(filter(None, [words, *told])))
+    return panels.titled(f"{title} · {model_label(result.trained)}", "; ".join(filter(None, [words, *told])))
 
 
 def lines(
@@ -103,7 +105,7 @@ def lines(
         known = panels(result) if callable(panels) else panels
         drawn = Panels(list(known), columns=columns, row_height=280)
         for one in _drawn(result, known, along):
-            at = (result.own[x].values + log_x).tolist() if x else one.labels
+            at = (result.trained[x].values + log_x).tolist() if x else one.labels
             curve: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 6, "symbol": one.symbol}}
             curve["error_y"] = error_bars(*one.ends)
             drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
@@ -189,13 +191,13 @@ def points(
         drawn = Panels(list(known), columns=columns, horizontal_spacing=0.04)
         for panel, labels in enumerate(known.values()):
             tops = []
-            for kind, (side, data, colour) in zip(result.sides, sides(result), strict=True):
+            for kind, (side, data, colour) in zip(result.by_kind, drawn_models(result), strict=True):
                 ends = (at_usual_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
                 both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
                 symbol = NULL_KINDS[kind].symbol if kind in NULL_KINDS else "circle"
                 look = {"color": colour, "size": 7, "symbol": symbol}
                 words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
-                words |= {"meta": "heads"} if data is result.own else {}
+                words |= {"meta": "heads"} if data is result.trained else {}
                 drawn.add(panel, go.Scatter(x=both[0], y=both[1], mode="markers", marker=look, **words))
                 tops.append(float(both.max()) if both.size else np.nan)
             if equal:
@@ -232,8 +234,8 @@ def heat_maps(
     """
 
     def figure(result: Any) -> go.Figure:
-        shown, maps = sides(result), []
-        rows = product(*(result.own[dim].values.tolist() for dim in per))
+        shown, maps = drawn_models(result), []
+        rows = product(*(result.trained[dim].values.tolist() for dim in per))
         for row, (side, data, _) in product(rows, shown):
             labels = dict(zip(per, row, strict=True))
             array = at_usual_labels(result, data[name], labels)

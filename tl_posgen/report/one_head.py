@@ -17,7 +17,7 @@ from rich.table import Table
 from tl_posgen.core.formatting import in_ranges
 from tl_posgen.core.measure import HEAD, in_words
 from tl_posgen.core.number import Number, mean_of_nulls
-from tl_posgen.core.numbers import KEPT
+from tl_posgen.core.numbers import NUMBER_DIMS
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
@@ -79,7 +79,7 @@ class HeadView:
                     continue
                 labels = {dim: label for dim, label in usual.items() if dim in array.dims}
                 array = array.sel({**labels, "layer": self.layer, "head": self.head})
-                over = [str(dim) for dim in array.dims if dim not in KEPT]
+                over = [str(dim) for dim in array.dims if dim not in NUMBER_DIMS]
                 if not set(over) <= set(array.coords) or np.prod([array.sizes[dim] for dim in over]) > _MOST_NUMBERS:
                     continue
                 for place in product(*(array[dim].values.tolist() for dim in over)):
@@ -108,10 +108,10 @@ class HeadView:
         place = shown["names"].index(self.name) if self.name in shown["names"] else None
         curves, maps = shown["curves"] if place is not None else [], []
         for result in self.results.values():
-            if (name := result.measure.patterns) in result.own:
-                kind, unit = result.own[name].dims[:2]
-                if self.name in result.own[unit]:
-                    array = result.own[name].sel({unit: self.name})
+            if (name := result.measure.patterns) in result.trained:
+                kind, unit = result.trained[name].dims[:2]
+                if self.name in result.trained[unit]:
+                    array = result.trained[name].sel({unit: self.name})
                     maps += [(f"{label} attention", array.sel({kind: label})) for label in array[kind].values]
         panels = Panels([*(plain(curve["title"]) for curve in curves), *(title for title, _ in maps)], columns=2)
         for number, curve in enumerate(curves):
@@ -131,7 +131,7 @@ class HeadView:
             panels.add(number, token_map(square, colorscale=SCALE, zmin=0, zmax=1))
             panels.figure.update_xaxes(title_text="key", type="linear", **panels.place_of(number))
             panels.figure.update_yaxes(type="linear", autorange="reversed", **panels.place_of(number))
-        return panels.finish(self.name)
+        return panels.titled(self.name)
 
     def __repr__(self) -> str:
         """A table: a row a number, headed by its measure, as wide as the terminal."""

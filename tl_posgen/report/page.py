@@ -65,7 +65,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     for one in sections:  # every sentence once
         one["findings"] = [sentence for sentence in one["findings"] if sentence not in findings]
     question = question_of(*(result.measure for result in results.values())) if results else QUESTION
-    models = (result.own.attrs.get("model") for result in results.values())
+    models = (result.trained.attrs.get("model") for result in results.values())
     model = provenance.get("model") or next(models, None)
     title = f"{question} · {model}" if model else question
     if [one["title"] for one in sections] == [question]:
@@ -75,7 +75,7 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     shown += [figure["spec"] for one in sections for figure in one["figures"]]
     without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
     parts = ["without the first token, often an attention sink"] if without_first else []
-    kinds = dict.fromkeys(kind for result in results.values() for kind in result.sides)
+    kinds = dict.fromkeys(kind for result in results.values() for kind in result.by_kind)
     parts += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
     cut = _of_the_text(results, provenance)
@@ -146,7 +146,7 @@ def question_of(first: Measure, *others: Measure) -> str:
 def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     """Return what the template shows of a result; scripts of token-level views are added to `scripts`."""
     measure, frame, table = result.measure, result.frame(), short_table(result)
-    n_heads = result.own.sizes.get("layer", 0) * result.own.sizes.get("head", 0)
+    n_heads = result.trained.sizes.get("layer", 0) * result.trained.sizes.get("head", 0)
     left = measure.by_head if n_heads > MOST_HEADS else frozenset()
     views = []
     for index, label in enumerate(result.token_labels()):
@@ -155,7 +155,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         head = _HEAD.search(label)
         views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
     names = dict.fromkeys(str(one).partition(", ")[0] for one in frame)  # "r" of "r, without first"
-    known = [result.own[name].attrs for name in names if name in result.own]
+    known = [result.trained[name].attrs for name in names if name in result.trained]
     return {
         "id": result.name,
         "title": measure.question,
@@ -277,7 +277,7 @@ class Page:
 
 def cell_of_result(result: Result) -> InCell:
     """Return a result for a cell: findings, its short table, its first figure."""
-    model = result.own.attrs.get("model")
+    model = result.trained.attrs.get("model")
     return _cell(result.measure.question, model, result.findings(), MOST_SENTENCES, compact(result), [result])
 
 

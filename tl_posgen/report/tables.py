@@ -38,7 +38,7 @@ def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
 def _with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with its labels in the words of the measure."""
     words = result.measure.words
-    named = [n for n, labels in result.own.coords.items() if words and labels.dtype.kind in "OUT" and n in frame]
+    named = [n for n, labels in result.trained.coords.items() if words and labels.dtype.kind in "OUT" and n in frame]
     return frame.assign(**{str(name): [in_words(label, words) for label in frame[name]] for name in named})
 
 

@@ -73,7 +73,7 @@ def _print_blocks(first: _Printer | None, results: Sequence[Result], report: Rep
         if first is not None:
             first(console, most)
         for result in filter(_has_table, results) if full else ():
-            for side in result.sides:
+            for side in result.by_kind:
                 print_own(console, result=result, of=side)
 
     def printed(show: Callable[[], Any]) -> list[str]:
@@ -150,7 +150,7 @@ def _has_table(result: Result) -> bool:
 def print_own(console: Console, most: int | None = None, *, result: Result, of: str = TRAINED) -> dict[str, int]:
     """Print the short table of the model, or of its null models of a kind."""
     table, name = compact(result, of), title(result.name)
-    side = model_name(result.sides[of])
+    side = model_name(result.by_kind[of])
     return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
 
 

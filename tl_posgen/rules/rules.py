@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, OUT, TOKENS, Variable, in_words
+from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Variable, in_words
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
@@ -109,7 +109,7 @@ def apply_rules(
             f"rules: calibrated on {result.provenance.get('model')}, weights {there}, and this model's are {here}; "
             f"measure rules of this model{hint if backends[0] != backends[1] else ''}"
         )
-    calibration = _calibration_of(result.own)
+    calibration = _calibration_of(result.trained)
     chosen = measured = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
     if layers is not None or heads is not None:
         chosen = [(layer, head) for layer, some in select_heads(session, layers, heads).items() for head in some]
@@ -238,7 +238,9 @@ class Rules(Interventions):
         "recall": bars(
             {
                 "all keys": [("recall", "recall")],
-                "without the first key": [("recall", lambda own: own.array("recall", rule=None, **OUT))],
+                "without the first key": [
+                    ("recall", lambda numbers: numbers.array("recall", rule=None, **WITHOUT_FIRST))
+                ],
             },
             "rule",
             title="Recall of rules",
@@ -325,12 +327,12 @@ class Rules(Interventions):
                 recall[:, number] += (held / best)[..., counted].sum(-1)
         return recall / n_queries
 
-    def findings(self, own: Numbers) -> list[str]:
-        rises, (*rules, drawn, _) = self.rises(own), self.labels()["rule"]
-        recalls = {rule: own("recall", rule=rule) for rule in rules}
-        recalls[drawn] = own.number(own.array("recall", rule=drawn))  # of drawn keys no more is said
+    def findings(self, numbers: Numbers) -> list[str]:
+        rises, (*rules, drawn, _) = self.rises(numbers), self.labels()["rule"]
+        recalls = {rule: numbers("recall", rule=rule) for rule in rules}
+        recalls[drawn] = numbers.number(numbers.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
-        rest = {rule: own("recall", rule=rule, **OUT) for rule in recalls}
+        rest = {rule: numbers("recall", rule=rule, **WITHOUT_FIRST) for rule in recalls}
         each = [f"{in_words(rule, WORDS)} {one.plain:.3f}{one.null_in_brackets:.3f}" for rule, one in rest.items()]
         return [
             f"Of the attention in the best {self.budget} keys, {in_words(best, WORDS)} recalls {recalls[best]:.3f}, "
@@ -339,8 +341,8 @@ class Rules(Interventions):
             f"Recall of the best {self.budget} keys without the attention to the first key: {', '.join(each)}.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a rule: its loss and rise, and recall with the first key and without."""
-        columns = {"recall": {}, "recall without the first key": OUT}
-        recall = own.frame({name: own.array("recall", rule=None, **at) for name, at in columns.items()}, "rule")
-        return super().table(own).merge(recall.rename(columns={"rule": "condition"}), on="condition", how="left")
+        columns = {"recall": {}, "recall without the first key": WITHOUT_FIRST}
+        recall = numbers.frame({name: numbers.array("recall", rule=None, **at) for name, at in columns.items()}, "rule")
+        return super().table(numbers).merge(recall.rename(columns={"rule": "condition"}), on="condition", how="left")

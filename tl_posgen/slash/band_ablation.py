@@ -158,7 +158,7 @@ class BandAblation(Dominance, Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
-        sums, place = Sums(_OF_PROMPTS), run.found(Slash)["slash_distance"]
+        sums, place = Sums(_OF_PROMPTS), run.dataset_of(Slash)["slash_distance"]
 
         def consumer(layer: LayerCapture) -> None:
             found = statistics_of(layer, entropy=False)
@@ -178,16 +178,16 @@ class BandAblation(Dominance, Interventions):
         n_planes = [[int(planes(rope).sum()) for rope in ropes] for _, planes in planned]
         return data.assign(dominant=data["dominant"].astype(bool), n_planes=(("condition", "model_layer"), n_planes))
 
-    def slash_score(self, own: Numbers, condition: str = UNTOUCHED) -> Number:
+    def slash_score(self, numbers: Numbers, condition: str = UNTOUCHED) -> Number:
         """Return the mean score of the heads that are dominant in the unchanged model (of all where none is)."""
-        return own.number(mean_of_slash_heads(own.dataset).sel(condition=condition), (0, 1))
+        return numbers.number(mean_of_slash_heads(numbers.dataset).sel(condition=condition), (0, 1))
 
-    def n_heads(self, own: Numbers) -> Number:
+    def n_heads(self, numbers: Numbers) -> Number:
         """Return how many heads are slash-dominant in the unchanged model."""
-        return own.number(own.array("dominant").astype(bool).any("short_distance").sum(HEAD))
+        return numbers.number(numbers.array("dominant").astype(bool).any("short_distance").sum(HEAD))
 
-    def findings(self, own: Numbers) -> list[str]:
-        heads, score, rises = self.n_heads(own), partial(self.slash_score, own), self.rises(own)
+    def findings(self, numbers: Numbers) -> list[str]:
+        heads, score, rises = self.n_heads(numbers), partial(self.slash_score, numbers), self.rises(numbers)
         banded = product(dict.fromkeys(self.schemes), BANDS)
         names = {f"drop {band}, {scheme}": f"without {band} frequencies ({scheme})" for scheme, band in banded}
         names |= {kind: WORDS[kind] for kind in ("rank_one", "no_rope", "means")}
@@ -197,12 +197,12 @@ class BandAblation(Dominance, Interventions):
         ]
         return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
-            f"{score():.3f}, loss {own('loss').plain:.3f}; in the running model this becomes: "
+            f"{score():.3f}, loss {numbers('loss').plain:.3f}; in the running model this becomes: "
             f"{', '.join(parts)}."
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row per condition: loss, slash-dominant heads and mean score."""
-        heads = own.dataset["dominant"].astype(bool).any("short_distance").sum(HEAD)
-        columns = {"loss": own.dataset["loss"], "slash heads": heads, "score": mean_of_slash_heads(own.dataset)}
-        return own.frame(columns, "condition")
+        heads = numbers.dataset["dominant"].astype(bool).any("short_distance").sum(HEAD)
+        columns = {"loss": numbers.dataset["loss"], "slash heads": heads, "score": mean_of_slash_heads(numbers.dataset)}
+        return numbers.frame(columns, "condition")

@@ -56,7 +56,7 @@ _PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 
 
 def _counterfactuals(result: Any) -> dict[str, dict[str, str]]:
-    return {WORDS[one]: {"input": one} for one in result.own["input"].values.tolist() if one in WORDS}
+    return {WORDS[one]: {"input": one} for one in result.trained["input"].values.tolist() if one in WORDS}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Cone(Dominance):
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         assert layer.inputs is not None
         assert layer.projections is not None
-        heads, projections, measured, both = list(layer.heads), layer.projections, layer.once(statistics_of), []
+        heads, projections, measured, both = list(layer.heads), layer.projections, layer.shared(statistics_of), []
         for first in starts_of(layer):
             inputs = layer.inputs[first:]
             cone, positions = fit_cone(inputs), torch.arange(len(inputs), device=inputs.device)
@@ -199,7 +199,7 @@ class Cone(Dominance):
                 bias = bias if side in projections.biased else None
                 of_weights = (bias_share(inputs, weight, bias), axis_gain(cone.axis, weight))
                 share, gain = (projections.per_query_head(one)[heads] for one in of_weights)
-                s = layer.once(spectra_of, first)[side].values
+                s = layer.shared(spectra_of, first)[side].values
                 ranks = {"r1": first_share(s), "rank95": rank_of_share(s).to(share)}
                 sides.append(ranks | {"bias_share": share, "gain": gain})
             found = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
@@ -210,7 +210,7 @@ class Cone(Dominance):
             both.append(found | {"uniform": measured.uniform[first, : len(inputs)]})
         return both[0], both[1]
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*_PER_LAYER, "distance"))
         measured = data["score"].sel(input="measured", drop=True)
         dominant = self.dominant_at(measured, uniform).any("short_distance")
@@ -221,31 +221,32 @@ class Cone(Dominance):
             data = data.drop_vars("r1_without_bias").sel(input=list(INPUTS))
         return data
 
-    def findings(self, own: Numbers) -> list[str]:
-        n, biases = n_heads(own, "dominant"), ""
-        if "r1_without_bias" in own:
-            share, r1 = ([own(name, side=side) for side in "qk"] for name in ("bias_share", "r1_without_bias"))
+    def findings(self, numbers: Numbers) -> list[str]:
+        n, biases = n_heads(numbers, "dominant"), ""
+        if "r1_without_bias" in numbers:
+            share, r1 = ([numbers(name, side=side) for side in "qk"] for name in ("bias_share", "r1_without_bias"))
             biases = (
                 f" Biases, which alone have r1 = 1, hold {share[0].plain:.0%} of the energy of Q and "
                 f"{share[1].plain:.0%} of that of K, mean over heads; without them r1 is {r1[0].plain:.3f} and "
                 f"{r1[1].plain:.3f}."
             )
         lines = [
-            f"Q and K before RoPE have in their first singular direction a share r1 of {own('r1', side='q'):.3f} and "
-            f"{own('r1', side='k'):.3f}, mean over heads: 1 is rank one. 95 % of the energy takes "
-            f"{own('rank95', side='q'):.1f} directions of Q and {own('rank95', side='k'):.1f} of K.{biases}",
-            f"Attention inputs have mean cosine {own('cosine'):.2f} with their axis. r1 of the inputs is "
-            f"{own('r1_h'):.2f}; W_Q amplifies the axis {own('gain', side='q'):.2f} times, W_K "
-            f"{own('gain', side='k'):.2f} times.",
+            f"Q and K before RoPE have in their first singular direction a share r1 of {numbers('r1', side='q'):.3f} "
+            "and "
+            f"{numbers('r1', side='k'):.3f}, mean over heads: 1 is rank one. 95 % of the energy takes "
+            f"{numbers('rank95', side='q'):.1f} directions of Q and {numbers('rank95', side='k'):.1f} of K.{biases}",
+            f"Attention inputs have mean cosine {numbers('cosine'):.2f} with their axis. r1 of the inputs is "
+            f"{numbers('r1_h'):.2f}; W_Q amplifies the axis {numbers('gain', side='q'):.2f} times, W_K "
+            f"{numbers('gain', side='k'):.2f} times.",
         ]
         if not n.value:
             return [*lines, "No head is slash-dominant, so nothing can be asked of the axis alone."]
-        r1 = " and ".join(f"{group_mean(own, 'r1', 'dominant', side=side).with_interval:.3f}" for side in "qk")
+        r1 = " and ".join(f"{group_mean(numbers, 'r1', 'dominant', side=side).with_interval:.3f}" for side in "qk")
         scores = {
-            one: group_mean(own, "slash_score", "dominant", input=one).with_interval
-            for one in own.data["input"].values.tolist()
+            one: group_mean(numbers, "slash_score", "dominant", input=one).with_interval
+            for one in numbers.data["input"].values.tolist()
         }
-        uniform = group_mean(own, "best_uniform", "dominant").with_interval
+        uniform = group_mean(numbers, "best_uniform", "dominant").with_interval
         heads = counted(n.value, "slash-dominant head")
         told = (
             f"In {heads} r1 is {r1}. With only the axis part entering W_Q and W_K they score "
@@ -260,7 +261,7 @@ class Cone(Dominance):
             )
         return [*lines, told]
 
-    def ratio_above_no_inputs(self, own: Numbers, part: str, less: str | None = None) -> Number:
+    def ratio_above_no_inputs(self, numbers: Numbers, part: str, less: str | None = None) -> Number:
         """(S(part) - S(none)) / (S(all) - S(none)), S the dominant heads' slash score with a part of the inputs in W_Q
         and W_K, and what the biases add with it; with none of them that of biases alone, or of uniform attention.
 
@@ -270,36 +271,36 @@ class Cone(Dominance):
             part: "axis only" or "off axis"; biases are added to it where there are any.
             less: another part, whose ratio is taken off.
         """
-        none = self._scores(own, "bias only", own.array("best_uniform"))
+        none = self._scores(numbers, "bias only", numbers.array("best_uniform"))
         of_all, of_part, of_other = (
-            mean_over_group(own, self._with_biases(own, one) - none, "dominant")
+            mean_over_group(numbers, self._with_biases(numbers, one) - none, "dominant")
             for one in ("measured", part, less or part)
         )
         ratio = (of_part if less is None else of_part - of_other) / of_all.where(is_above(of_all, 0.01))
-        return own.number(ratio)
+        return numbers.number(ratio)
 
-    def ratio_of_biases(self, own: Numbers) -> Number:
+    def ratio_of_biases(self, numbers: Numbers) -> Number:
         """Return the ratio of the dominant heads' slash scores above uniform attention, by biases alone to measured; 0
         without biases, and NaN where the measured one is not above 0.01 by its interval."""
-        uniform = own.array("best_uniform")
-        scores = (self._scores(own, "bias only", uniform), own.array("slash_score", input="measured"))
-        alone, measured = (mean_over_group(own, one - uniform, "dominant") for one in scores)
-        return own.number(alone / measured.where(is_above(measured, 0.01)))
+        uniform = numbers.array("best_uniform")
+        scores = (self._scores(numbers, "bias only", uniform), numbers.array("slash_score", input="measured"))
+        alone, measured = (mean_over_group(numbers, one - uniform, "dominant") for one in scores)
+        return numbers.number(alone / measured.where(is_above(measured, 0.01)))
 
-    def _with_biases(self, own: Numbers, part: str) -> xr.DataArray:
+    def _with_biases(self, numbers: Numbers, part: str) -> xr.DataArray:
         """Return scores with a part of the inputs, or all of them, and the biases."""
-        return self._scores(own, _WITH_BIASES.get(part, part), own.array("slash_score", input=part))
+        return self._scores(numbers, _WITH_BIASES.get(part, part), numbers.array("slash_score", input=part))
 
-    def _scores(self, own: Numbers, label: str, otherwise: xr.DataArray) -> xr.DataArray:
+    def _scores(self, numbers: Numbers, label: str, otherwise: xr.DataArray) -> xr.DataArray:
         """Return scores with these inputs; others where a layer, a random init or the model has no biases."""
-        is_there = label in own.data["input"].values
-        return own.array("slash_score", input=label).fillna(otherwise) if is_there else otherwise
+        is_there = label in numbers.data["input"].values
+        return numbers.array("slash_score", input=label).fillna(otherwise) if is_there else otherwise
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        data, names = own.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        data, names = numbers.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
         columns = {f"{words} {side.upper()}": data[name].sel(side=side) for words, name in names for side in "qk"}
-        scores = {f"slash, {one}": data["slash_score"].sel(input=one) for one in own.data["input"].values.tolist()}
-        return group_table(own, columns | scores)
+        scores = {f"slash, {one}": data["slash_score"].sel(input=one) for one in numbers.data["input"].values.tolist()}
+        return group_table(numbers, columns | scores)
 
 
 def _queries_and_keys(

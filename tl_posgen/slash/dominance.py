@@ -159,36 +159,38 @@ def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
 # Slash-dominant heads beside the others, and beside those of the null models
 
 
-def _group_masks(own: Numbers, tokens: str) -> dict[str, xr.DataArray]:
+def _group_masks(numbers: Numbers, tokens: str) -> dict[str, xr.DataArray]:
     """Return which heads are slash-dominant, and which of those measured (they have a best distance) are not."""
-    heads = own.dataset[["slash_distance", "dominant"]].sel(tokens=tokens)  # not the curves beside them
+    heads = numbers.dataset[["slash_distance", "dominant"]].sel(tokens=tokens)  # not the curves beside them
     measured, dominant = heads["slash_distance"].notnull(), heads["dominant"].astype(bool)
     return {"dominant": dominant & measured, "other": ~dominant & measured}
 
 
-def n_heads(own: Numbers, group: str, tokens: str = "all") -> Number:
+def n_heads(numbers: Numbers, group: str, tokens: str = "all") -> Number:
     """Return how many heads are in a group."""
-    return own.number(_group_masks(own, tokens)[group].sum(HEAD))
+    return numbers.number(_group_masks(numbers, tokens)[group].sum(HEAD))
 
 
-def mean_over_group(own: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
+def mean_over_group(numbers: Numbers, array: xr.DataArray, group: str, tokens: str = "all") -> xr.DataArray:
     """Return the mean of an array over the heads of a group; NaN where one of them has no value, or there is none."""
-    heads = _group_masks(own, tokens)[group]
+    heads = _group_masks(numbers, tokens)[group]
     return array.where(heads, 0).sum(HEAD, skipna=False) / heads.sum(HEAD)
 
 
-def group_mean(own: Numbers, name: str, group: str, tokens: str = "all", **labels: Any) -> Number:
+def group_mean(numbers: Numbers, name: str, group: str, tokens: str = "all", **labels: Any) -> Number:
     """Return the mean of a variable over the heads of a group."""
-    array = mean_over_group(own, own.array(name, tokens=tokens, **labels), group, tokens)
-    return own.number(array, own.measure.variables[name].bounds)
+    array = mean_over_group(numbers, numbers.array(name, tokens=tokens, **labels), group, tokens)
+    return numbers.number(array, numbers.measure.variables[name].bounds)
 
 
-def group_table(own: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
+def group_table(numbers: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
     """Return a row for each choice of tokens and group of heads, a column for each array [tokens, layer, head]."""
     rows = []
     for (tokens, title), (group, words) in product(TITLES.items(), GROUPS.items()):
-        if n := n_heads(own, group, tokens).value:
-            means = {name: mean_over_group(own, one.sel(tokens=tokens), group, tokens) for name, one in columns.items()}
-            values = {heading: own.number(mean).value for heading, mean in means.items()}
+        if n := n_heads(numbers, group, tokens).value:
+            means = {
+                name: mean_over_group(numbers, one.sel(tokens=tokens), group, tokens) for name, one in columns.items()
+            }
+            values = {heading: numbers.number(mean).value for heading, mean in means.items()}
             rows.append({"tokens": title, "heads": f"{n:.3g} {words}", **values})
     return pd.DataFrame(rows)

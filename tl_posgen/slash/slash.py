@@ -82,7 +82,7 @@ class Slash(Dominance):
             "attention to the first token, its own too", "E_i S_i0 over all queries, the first itself too"
         ),
         "slash_score": Variable.share(
-            "slash score", "highest over D < N/2", headline="slash_score", short="slash", beside="slash_distance"
+            "slash score", "highest over D < N/2", headline="slash_score", short="slash", shown_with="slash_distance"
         ),
         "slash_distance": Variable(
             *("slash distance", "tokens", "D of slash_score"),
@@ -119,7 +119,7 @@ class Slash(Dominance):
             subtitle="mean attention paid D tokens back, D below half the prompt; dotted: uniform attention",
             y_title="slash score",
             log_x=True,
-            beside=_uniform,
+            more_curves=_uniform,
         ),
         "first token": head_map("first_token", title="Attention to the first token", limits=None),
         "distance": head_map(
@@ -141,12 +141,12 @@ class Slash(Dominance):
     }
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        values = {**vars(layer.once(statistics_of))}
+        values = {**vars(layer.shared(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
-            values["r1"] = torch.stack([first_share(one.values) for one in layer.once(spectra_of, 0).values()])
+            values["r1"] = torch.stack([first_share(one.values) for one in layer.shared(spectra_of, 0).values()])
         return values
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
         score, uniform = (data[name].sel(tokens="all", drop=True) for name in ("score", "uniform"))
         long = data.sel(distance=list(long_distances(score.sizes["distance"])))
@@ -155,10 +155,10 @@ class Slash(Dominance):
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
         return data
 
-    def findings(self, own: Numbers) -> list[str]:
-        n = own.number(own.array("dominant").any("short_distance").sum(HEAD))
-        n_all, distances = int(own.data["slash_score"].notnull().sum()), own.data["short_distance"].values
-        reached = own.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
+    def findings(self, numbers: Numbers) -> list[str]:
+        n = numbers.number(numbers.array("dominant").any("short_distance").sum(HEAD))
+        n_all, distances = int(numbers.data["slash_score"].notnull().sum()), numbers.data["short_distance"].values
+        reached = numbers.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
         told = ""
         if (at := distances[reached.any("layer").values]).size:
             where = "" if reached.all("layer").sel(distance=at).all() else " in some layers"
@@ -169,6 +169,6 @@ class Slash(Dominance):
         return [
             f"Slash-dominant at any of the distances {', '.join(map(str, distances))}, with kappa = {self.kappa:g}: "
             f"{n.plain:.0f} of {counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the "
-            f"prompt: {own.extreme('slash_score'):.3f}; at the previous token: {own.extreme('score', distance=1):.3f}."
-            + told
+            f"prompt: {numbers.extreme('slash_score'):.3f}; at the previous token: "
+            f"{numbers.extreme('score', distance=1):.3f}." + told
         ]

@@ -64,10 +64,10 @@ def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callab
     return {"unchanged": found.pop("unchanged"), **banded, **found}
 
 
-def _shown(own: Numbers, of: str) -> xr.DataArray:
+def _shown(numbers: Numbers, of: str) -> xr.DataArray:
     """Return the scores without each third of the planes and under each ablation of all, of the head that is strongest
     unchanged, each model's own, or the mean over heads."""
-    score = own.array("slash_score", condition=None).stack(place=HEAD)
+    score = numbers.array("slash_score", condition=None).stack(place=HEAD)
     strongest = score.sel(condition="unchanged", drop=True).fillna(-1).argmax("place")
     kinds = ["unchanged", *(f"drop {band}, thirds" for band in BANDS), *_WHOLE_KINDS]
     score = score.sel(condition=[kind for kind in kinds if kind in score["condition"]])
@@ -132,15 +132,15 @@ class SlashAblation(Measure):
         return {"condition": "unchanged"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        unchanged, rope = layer.once(statistics_of), layer.geometry.rope
+        unchanged, rope = layer.shared(statistics_of), layer.geometry.rope
         scores = [unchanged.score]
         for kind, planes in [*ablations(self.schemes, layer.length).values()][1:]:
-            tops = [one.top for one in layer.once(spectra_of, 0).values()] if kind == "rank_one" else None
+            tops = [one.top for one in layer.shared(spectra_of, 0).values()] if kind == "rank_one" else None
             rotated = ablate(layer.q, layer.k, rope, kind, planes(rope), tops)
             scores.append(statistics_from_qk(layer, *rotated).score)
         return {"score": torch.stack(scores, 1), "uniform": unchanged.uniform[0]}
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", ("layer", "distance"))
         if not any(len(geometry.rope.inv_freq) for geometry, _ in sums.layers.values()):
             data = data.sel(condition=_WITHOUT_PLANES)
@@ -149,18 +149,18 @@ class SlashAblation(Measure):
         best = {"slash_score": at_distance(score, place), "best_uniform": at_distance(uniform, place)}
         return data.assign(best | {"slash_distance": place}).sel(distance=reached(self.distances, score))
 
-    def findings(self, own: Numbers) -> list[str]:
-        best = own.extreme("slash_score")
-        head = own.data.sel(layer=best.layer, head=best.head)
+    def findings(self, numbers: Numbers) -> list[str]:
+        best = numbers.extreme("slash_score")
+        head = numbers.data.sel(layer=best.layer, head=best.head)
         scores = head["slash_score"].to_series()
         parts = [f"{words} {scores[kind]:.3f}" for kind, words in _WHOLE_KINDS.items() if kind in scores]
-        strongest = own.number(own.array("slash_score").max(HEAD))
+        strongest = numbers.number(numbers.array("slash_score").max(HEAD))
         nulls = in_brackets(f"strongest of {strongest.null:.3f}" if strongest.nulls else "")
         lines = [
             f"The strongest, {best:.3f} at D = {int(head['slash_distance'])}{nulls}, with its own layer ablated: "
             f"{', '.join(parts)}, uniform attention {float(head['best_uniform']):.3f}."
         ]
-        if "no_rope" not in own.data["condition"]:
+        if "no_rope" not in numbers.data["condition"]:
             lines.append(
                 "No layer measured here has rotary planes, so ablations of RoPE mean nothing and are left out."
             )

@@ -34,7 +34,7 @@ _MOST_DISTANCES = 5  # drawn
 
 def _panels(result: Any) -> dict[str, dict[str, Any]]:
     panels = {}
-    for distance in result.own["short_distance"].values.tolist()[:_MOST_DISTANCES]:
+    for distance in result.trained["short_distance"].values.tolist()[:_MOST_DISTANCES]:
         r = result.measure.correlation(result.numbers, distance)
         panels[f"D = {distance}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}"] = {"distance": distance}
     return panels
@@ -123,7 +123,7 @@ class SlashBiases(Dominance):
         session.require_biases()
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        measured, both = layer.once(statistics_of), []
+        measured, both = layer.shared(statistics_of), []
         for first in starts_of(layer):
             n = layer.length - first
             alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window)
@@ -131,7 +131,7 @@ class SlashBiases(Dominance):
             both.append(values | {"uniform": measured.uniform[first, :n]})
         return both[0], both[1]
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
         score, alone, uniform = data["score"], data["alone"], data["uniform"]
         data = data.assign(at_best(score, uniform))
@@ -141,25 +141,25 @@ class SlashBiases(Dominance):
             dominant_alone=self.dominant_at(alone, uniform),
         )
 
-    def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
+    def correlation(self, numbers: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
         """Return r over heads of the scores of biases alone with the measured ones, or Spearman's of ranks."""
-        alone, score = (own.array(name, distance=distance, tokens=tokens) for name in ("alone", "score"))
-        return own.correlation(alone, score, ranks=ranks)
+        alone, score = (numbers.array(name, distance=distance, tokens=tokens) for name in ("alone", "score"))
+        return numbers.correlation(alone, score, ranks=ranks)
 
-    def n_dominant(self, own: Numbers, *names: str, distance: int | None = None) -> Number:
+    def n_dominant(self, numbers: Numbers, *names: str, distance: int | None = None) -> Number:
         """Return how many heads are dominant at a distance (at any if left out), by each of `dominant` and
         `dominant_alone` that is named."""
         heads: Any = True
         for name in names:
-            dominant = own.array(name, short_distance=distance).astype(bool)
+            dominant = numbers.array(name, short_distance=distance).astype(bool)
             heads = heads & (dominant.any("short_distance") if distance is None else dominant)
-        return own.number(heads.sum(HEAD))
+        return numbers.number(heads.sum(HEAD))
 
-    def findings(self, own: Numbers) -> list[str]:
-        distances = own.data["short_distance"].values.tolist()
-        r = ", ".join(f"{self.correlation(own, at).plain:.2f} at D = {at}" for at in distances)
+    def findings(self, numbers: Numbers) -> list[str]:
+        distances = numbers.data["short_distance"].values.tolist()
+        r = ", ".join(f"{self.correlation(numbers, at).plain:.2f} at D = {at}" for at in distances)
         alone, text, both = (
-            self.n_dominant(own, *names)
+            self.n_dominant(numbers, *names)
             for names in (("dominant_alone",), ("dominant",), ("dominant_alone", "dominant"))
         )
         return [
@@ -168,16 +168,16 @@ class SlashBiases(Dominance):
             f"{in_brackets(alone.null_range)}; {both.plain:.0f} of them are on this text, where {text.plain:.0f} are.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row per distance: agreement over heads, and how many are dominant."""
         rows = []
-        for at in own.data["short_distance"].values.tolist():
-            row = {"D": at, "r": self.correlation(own, at).value}
-            row |= {"Spearman": self.correlation(own, at, ranks=True).value}
-            row |= {"r without first token": self.correlation(own, at, TOKENS[1]).value}
-            row |= {"dominant by biases": self.n_dominant(own, "dominant_alone", distance=at).value}
-            row |= {"on text": self.n_dominant(own, "dominant", distance=at).value}
-            row |= {"by each": self.n_dominant(own, "dominant_alone", "dominant", distance=at).value}
+        for at in numbers.data["short_distance"].values.tolist():
+            row = {"D": at, "r": self.correlation(numbers, at).value}
+            row |= {"Spearman": self.correlation(numbers, at, ranks=True).value}
+            row |= {"r without first token": self.correlation(numbers, at, TOKENS[1]).value}
+            row |= {"dominant by biases": self.n_dominant(numbers, "dominant_alone", distance=at).value}
+            row |= {"on text": self.n_dominant(numbers, "dominant", distance=at).value}
+            row |= {"by each": self.n_dominant(numbers, "dominant_alone", "dominant", distance=at).value}
             rows.append(row)
         return pd.DataFrame(rows)
 

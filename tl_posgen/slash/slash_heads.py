@@ -94,13 +94,13 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
         >>> slash_heads(report).columns.tolist()
         ['layer', 'head', 'distance', 'slash score', 'on random tokens']
     """
-    data, kappa = report["slash"].own.sel(tokens="all", drop=True), report["slash"].measure.options()["kappa"]
+    data, kappa = report["slash"].trained.sel(tokens="all", drop=True), report["slash"].measure.options()["kappa"]
     score = data["score"].where(data["score"] >= thresholds(kappa, data["uniform"]))
     score = score.sel(distance=data["short_distance"].values)
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
     for heading, (name, dim, label) in _ELSEWHERE.items():
-        if name in report and label in report[name].own[dim]:
-            other = report[name].own["score"].sel({"tokens": "all", dim: label}).reindex(distance=score["distance"])
+        if name in report and label in report[name].trained[dim]:
+            other = report[name].trained["score"].sel({"tokens": "all", dim: label}).reindex(distance=score["distance"])
             columns[heading] = other.sel(distance=columns["distance"]).reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
     table = _strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")

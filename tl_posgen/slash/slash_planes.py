@@ -44,9 +44,9 @@ _ALL_BANDS = (*BANDS, "unrotated")
 _BY_DISTANCE = (*PER_HEAD, "distance")
 
 
-def _lift(own: Numbers, name: str, group: str) -> xr.DataArray:
+def _lift(numbers: Numbers, name: str, group: str) -> xr.DataArray:
     """Return the mean over a group of heads of the lift, by plane or by band; bands without a plane are left out."""
-    lift = mean_over_group(own, own.array(name), group)
+    lift = mean_over_group(numbers, numbers.array(name), group)
     is_there = (lift.fillna(0) != 0).any([dim for dim in lift.dims if dim != "band"])
     return lift.isel(band=is_there) if "band" in lift.dims else lift
 
@@ -136,7 +136,7 @@ class SlashPlanes(Dominance):
         return {"at": "best"}
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        found, geometry, distances, both = layer.once(statistics_of), layer.geometry, sorted(self.distances), []
+        found, geometry, distances, both = layer.shared(statistics_of), layer.geometry, sorted(self.distances), []
         for first in starts_of(layer):
             q, k, n = layer.q[:, first:], layer.k[:, first:], layer.length - first
             score = found.score[first, :, :n]
@@ -146,14 +146,14 @@ class SlashPlanes(Dominance):
             chosen[..., : len(reached)] = planes[..., reached]
             best = score[:, : max(1, n // 2)].argmax(-1)
             chosen[..., -1] = planes.gather(-1, best[:, None, None].expand(-1, planes.shape[1], 1))[..., 0]
-            tops = [one.top for one in layer.once(spectra_of, first).values()]
+            tops = [one.top for one in layer.shared(spectra_of, first).values()]
             logit = rank_one_logit(q, k, geometry.rope, geometry.scale, tops)
             predicted = score_of_profile(logit, geometry.window)
             values = {"contribution": chosen.mT, "predicted": predicted, "score": score}
             both.append(values | {"uniform": found.uniform[first, :n]})
         return both[0], both[1]
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         data, wavelengths, masks = sums.means(), [], []
         for _, (geometry, _) in sorted(sums.layers.items()):
             wavelength = 2 * np.pi / double(complex_frequencies(geometry.rope, geometry.d_head)).cpu()
@@ -185,23 +185,29 @@ class SlashPlanes(Dominance):
             found.append(matched.unstack("place").reindex_like(data[list(HEAD)]))
         return data.merge(xr.concat(found, data["tokens"]))
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         lines = ["No head is slash-dominant, so no band makes a slash."]
-        if n_heads(own, "dominant").value:
-            total = own.number(mean_over_group(own, own.array("contribution").sum("plane", min_count=1), "dominant"))
-            bands = {band: group_mean(own, "bands", "dominant", band=band) for band in _ALL_BANDS}
+        if n_heads(numbers, "dominant").value:
+            total = numbers.number(
+                mean_over_group(numbers, numbers.array("contribution").sum("plane", min_count=1), "dominant")
+            )
+            bands = {band: group_mean(numbers, "bands", "dominant", band=band) for band in _ALL_BANDS}
             # what a model rotates all, or nothing, of is not worth a word
             parts = ", ".join(f"{band} {one.plain:.2f}" for band, one in bands.items() if one.value)
             lines = [
                 f"On their best diagonal slash-dominant heads stand above the mean logit by {total.plain:.2f} logits, "
                 f"of which by thirds of the planes {parts}."
             ]
-            largest = own.number(abs(own.array("bands").mean(HEAD)).max("band"))
+            largest = numbers.number(abs(numbers.array("bands").mean(HEAD)).max("band"))
             if most := ", ".join(f"{kind} {format_bound(values)}" for kind, values in largest.by_null.items()):
                 lines[0] += f" The most that any band lifts it in null models, mean over heads: {most} logits."
-        if not np.isfinite(own.data["wavelength"]).any():
+        if not np.isfinite(numbers.data["wavelength"]).any():
             return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
-        r, chance, of = own("correlation"), own("chance_correlation"), group_mean(own, "correlation", "dominant")
+        r, chance, of = (
+            numbers("correlation"),
+            numbers("chance_correlation"),
+            group_mean(numbers, "correlation", "dominant"),
+        )
         return [
             *lines,
             "The slash scores predicted from rank one, less those of uniform attention, correlate with the measured "
@@ -209,6 +215,6 @@ class SlashPlanes(Dominance):
             f"heads measured: {chance.plain:.3f}).",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        bands = own.dataset["bands"].sel(at="best")
-        return group_table(own, {band: bands.sel(band=band) for band in _ALL_BANDS})
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        bands = numbers.dataset["bands"].sel(at="best")
+        return group_table(numbers, {band: bands.sel(band=band) for band in _ALL_BANDS})

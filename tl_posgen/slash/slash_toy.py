@@ -42,7 +42,7 @@ _TOLD = "slash toy, D = {distance}, planes: {planes}"
 
 def _maps(result: Any) -> go.Figure:
     """Draw small multiples: a row for each kind of features, a column a snapshot; the first seed."""
-    data = result.own
+    data = result.trained
     places = list(product(data["features"].values, data["snapshot"].values))
     titles = [f"step {step}" + ("" if kind == "trained" else ", unseen") for kind, step in places]
     panels = Panels(titles, columns=data.sizes["snapshot"], row_height=190, horizontal_spacing=0.01)
@@ -51,7 +51,7 @@ def _maps(result: Any) -> go.Figure:
     panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
     panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
     subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
-    return panels.finish(f"Attention over training · {_TOLD.format(**result.measure.options())}", subtitle)
+    return panels.titled(f"Attention over training · {_TOLD.format(**result.measure.options())}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -165,37 +165,37 @@ class SlashToy(Measure):
         around = math.sin(angle) * torch.eye(size)
         return torch.cat([torch.full((size, 1), math.cos(angle)), around], dim=1).view(2, self.n_features, size + 1)
 
-    def findings(self, own: Numbers) -> list[str]:
-        start = own("score", features="trained", step=0)
-        trained, unseen = (self.at_end(own, "score", features=features).with_interval for features in FEATURES)
-        loss, end = self.over_seeds(own.array("loss", step=0)), self.at_end(own, "loss")
-        r1_q, r1_k = (self.at_end(own, "r1", side=side).with_interval for side in "qk")
-        seeds = own.data.sizes["seed"]
+    def findings(self, numbers: Numbers) -> list[str]:
+        start = numbers("score", features="trained", step=0)
+        trained, unseen = (self.at_end(numbers, "score", features=features).with_interval for features in FEATURES)
+        loss, end = self.over_seeds(numbers.array("loss", step=0)), self.at_end(numbers, "loss")
+        r1_q, r1_k = (self.at_end(numbers, "r1", side=side).with_interval for side in "qk")
+        seeds = numbers.data.sizes["seed"]
         return [
             f"Trained on {self.planes} planes, the slash score at D = {self.distance} goes from "
             f"{start.plain:.3f} at initialisation to {trained:.3f}, and {unseen:.3f} on unseen features (uniform "
-            f"attention {own('uniform', distance=self.distance).plain:.3f}); loss {loss.with_interval:.3f} -> "
+            f"attention {numbers('uniform', distance=self.distance).plain:.3f}); loss {loss.with_interval:.3f} -> "
             f"{end.with_interval:.4f}; at the end r1(Q) is {r1_q:.3f} and r1(K) {r1_k:.3f}. {counted(seeds, 'seed')}"
             f"{', mean ± standard deviation' if seeds > 1 else ''}."
         ]
 
-    def at_end(self, own: Numbers, name: str, **labels: str) -> Number:
+    def at_end(self, numbers: Numbers, name: str, **labels: str) -> Number:
         """Return the mean over seeds at the last step, and their standard deviation."""
-        return self.over_seeds(own.array(name, **labels).isel(step=-1))
+        return self.over_seeds(numbers.array(name, **labels).isel(step=-1))
 
     def over_seeds(self, array: xr.DataArray) -> Number:
         """Return the mean over seeds and their standard deviation; none of a single seed."""
         values = array.values.ravel()
         return Number(float(np.mean(values)), spread=float(np.std(values, ddof=1)) if len(values) > 1 else None)
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row per seed: where each curve ends, and when the head formed."""
-        start, end = (own.dataset.isel(step=step, drop=True) for step in (0, -1))
+        start, end = (numbers.dataset.isel(step=step, drop=True) for step in (0, -1))
         columns = {"loss at start": start["loss"], "loss at end": end["loss"]}
         columns |= {f"score, {one}": end["score"].sel(features=one) for one in FEATURES}
         columns |= {f"r1({side.upper()})": end["r1"].sel(side=side) for side in "qk"}
-        passed = own.dataset["score"].sel(features="trained", drop=True) >= 0.5
-        return own.frame({**columns, "formed by step": own.dataset["step"].where(passed).min("step")}, "seed")
+        passed = numbers.dataset["score"].sel(features="trained", drop=True) >= 0.5
+        return numbers.frame({**columns, "formed by step": numbers.dataset["step"].where(passed).min("step")}, "seed")
 
 
 class ShallowTransformer(torch.nn.Module):
@@ -279,7 +279,7 @@ def slash_toy(distance: int = 3, planes: str = "all", *, progress: bool = True, 
 
     Example:
         >>> result = slash_toy(steps=2, batch=4, seeds=(0,), progress=False)
-        >>> result.own["score"].sizes["step"], result.own["pattern"].sizes["query"]
+        >>> result.trained["score"].sizes["step"], result.trained["pattern"].sizes["query"]
         (2, 48)
     """
     toy = SlashToy.with_options({"distance": distance, "planes": planes, **settings})

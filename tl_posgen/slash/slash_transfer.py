@@ -29,7 +29,7 @@ _MOST_DISTANCES = 5  # that are drawn, a row each
 def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
     """Return a panel a distance, with and without the first token, titled by its correlation over heads."""
     measure, panels = result.measure, {}
-    for distance, tokens in product(measure.reached(result.own)[:_MOST_DISTANCES], TOKENS):
+    for distance, tokens in product(measure.reached(result.trained)[:_MOST_DISTANCES], TOKENS):
         r = measure.correlation(result.numbers, distance, tokens)
         words = f"D = {distance}, {TITLES[tokens]}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}"
         panels[words] = {"tokens": tokens, "distance": distance}
@@ -98,7 +98,7 @@ class SlashTransfer(Dominance):
         return {"source": "random"}  # those on text are in the measure slash
 
     def of_model(self, run: Run) -> xr.Dataset:
-        natural, sums = run.found(Slash), Sums(Slash.variables)
+        natural, sums = run.dataset_of(Slash), Sums(Slash.variables)
         drawn = random_prompts(run.rows, run.model.cfg.d_vocab, run.seed)
 
         def add_scores(layer: LayerCapture) -> None:
@@ -114,50 +114,53 @@ class SlashTransfer(Dominance):
         """Return the distances that are looked at."""
         return [one for one in sorted(self.distances) if one < data.sizes["distance"]]
 
-    def correlation(self, own: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
+    def correlation(self, numbers: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
         """Return r over heads of the scores on text with those on random tokens, or Spearman's of ranks."""
-        scores = (own.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES)
-        return own.correlation(*scores, ranks=ranks)
+        scores = (numbers.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES)
+        return numbers.correlation(*scores, ranks=ranks)
 
-    def n_dominant(self, own: Numbers, distance: int | list[int], source: str) -> Number:
+    def n_dominant(self, numbers: Numbers, distance: int | list[int], source: str) -> Number:
         """Return how many heads are slash-dominant at a distance, or at any of several."""
-        dominant = self._dominant(own, distance, source)
-        return own.number((dominant.any("distance") if "distance" in dominant.dims else dominant).sum(HEAD))
+        dominant = self._dominant(numbers, distance, source)
+        return numbers.number((dominant.any("distance") if "distance" in dominant.dims else dominant).sum(HEAD))
 
-    def jaccard(self, own: Numbers, distance: int) -> Number:
+    def jaccard(self, numbers: Numbers, distance: int) -> Number:
         """Return |A & B| / |A | B| of the heads that are dominant on text and on random tokens; NaN where none is."""
-        text, random = (self._dominant(own, distance, source) for source in SOURCES)
-        return own.number((text & random).sum(HEAD) / (text | random).sum(HEAD))
+        text, random = (self._dominant(numbers, distance, source) for source in SOURCES)
+        return numbers.number((text & random).sum(HEAD) / (text | random).sum(HEAD))
 
-    def _dominant(self, own: Numbers, distance: int | list[int], source: str) -> xr.DataArray:
-        score, uniform = own.array("score", source=source, distance=distance), own.array("uniform", distance=distance)
+    def _dominant(self, numbers: Numbers, distance: int | list[int], source: str) -> xr.DataArray:
+        score, uniform = (
+            numbers.array("score", source=source, distance=distance),
+            numbers.array("uniform", distance=distance),
+        )
         return score >= thresholds(self.kappa, uniform)
 
-    def findings(self, own: Numbers) -> list[str]:
-        at = max(self.reached(own.data), key=lambda distance: self.n_dominant(own, distance, "natural").value)
-        r, rest = (self.correlation(own, at, tokens) for tokens in TOKENS)
-        n, n_random = (self.n_dominant(own, at, source) for source in SOURCES)
+    def findings(self, numbers: Numbers) -> list[str]:
+        at = max(self.reached(numbers.data), key=lambda distance: self.n_dominant(numbers, distance, "natural").value)
+        r, rest = (self.correlation(numbers, at, tokens) for tokens in TOKENS)
+        n, n_random = (self.n_dominant(numbers, at, source) for source in SOURCES)
         beside = in_brackets(f"{r.null:.3f}", f"without the first token {rest.with_interval:.3f}")
         return [
             f"At D = {at} slash scores on random tokens follow those on text over heads with r = "
             f"{r.with_interval:.3f}{beside}. Dominant at this distance alone: {n.plain:.0f} heads on "
             f"text{in_brackets(n.null_range)}, {n_random.plain:.0f} on random tokens, overlap (Jaccard) "
-            f"{self.jaccard(own, at).plain:.2f}."
+            f"{self.jaccard(numbers, at).plain:.2f}."
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row per distance: agreement over heads, and how many are dominant."""
         return pd.DataFrame(
             {
                 "D": distance,
-                "r": self.correlation(own, distance).value,
-                "Spearman": self.correlation(own, distance, ranks=True).value,
-                "r without first token": self.correlation(own, distance, TOKENS[1]).value,
-                "dominant on text": self.n_dominant(own, distance, "natural").value,
-                "on random": self.n_dominant(own, distance, "random").value,
-                "Jaccard": self.jaccard(own, distance).value,
+                "r": self.correlation(numbers, distance).value,
+                "Spearman": self.correlation(numbers, distance, ranks=True).value,
+                "r without first token": self.correlation(numbers, distance, TOKENS[1]).value,
+                "dominant on text": self.n_dominant(numbers, distance, "natural").value,
+                "on random": self.n_dominant(numbers, distance, "random").value,
+                "Jaccard": self.jaccard(numbers, distance).value,
             }
-            for distance in self.reached(own.data)
+            for distance in self.reached(numbers.data)
         )
 
 

@@ -165,7 +165,7 @@ class Sources(Measure):
 
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
             written = reader.of_capture(capture)
-            both = zip(TOKENS, capture.once(triple_moments_of), strict=True)
+            both = zip(TOKENS, capture.shared(triple_moments_of), strict=True)
             found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
             for side in self.sides:
                 vectors = SourceVectors.of_capture(run.session, capture, written, side)
@@ -206,7 +206,7 @@ class Sources(Measure):
         n = self.n_distances or max(sums.lengths.values())
         return weighted_spread(*turning(moments, geometry.rope, min(n, geometry.window or n), self.weights))
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         last_first = (one for side in self.sides for one in reversed(sums.by_layer(f"{side} {TOKENS[1]}").values()))
         every = sorted_sources(name for one in last_first for name in one.names)
         shape = (len(TOKENS), len(self.sides), len(self.terms))
@@ -242,11 +242,11 @@ class Sources(Measure):
             data = data.merge(_checked(sums, share.sel(tokens=TOKENS[1], side="k", term="position", drop=True)))
         return data[[name for name in self.variables if name in data]]
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         lines = []
-        layers = [layer for layer in own.data["layer"].values if layer > 0] or list(own.data["layer"].values)
+        layers = [layer for layer in numbers.data["layer"].values if layer > 0] or list(numbers.data["layer"].values)
         for side, term in self.places:
-            tops = [(layer, of[0]) for layer in layers if (of := top_of(own, side, term, layer, 1))]
+            tops = [(layer, of[0]) for layer in layers if (of := top_of(numbers, side, term, layer, 1))]
             if not tops:
                 lines.append(
                     f"No head's scores have {WORDS[term]} that a source could write through {_SIDE_WORDS[side]}."
@@ -255,40 +255,42 @@ class Sources(Measure):
             places = np.unique(np.linspace(0, len(tops) - 1, MOST_LAYERS).round().astype(int))
             shown = [tops[place] for place in places]
             words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, (name, share) in shown)
-            of_inits = [(layer, top_of(own.of_inits, side, term, layer, 1)) for layer, _ in shown] if own.inits else []
+            of_inits = (
+                [(layer, top_of(numbers.of_inits, side, term, layer, 1)) for layer, _ in shown] if numbers.inits else []
+            )
             parts = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in of_inits if of]
             null = f" (random init, its own largest: {'; '.join(parts)})" if parts else ""
-            absolute = self.absolute(own, side=side, term=term, layer=[layer for layer, _ in tops])
+            absolute = self.absolute(numbers, side=side, term=term, layer=[layer for layer, _ in tops])
             lines += [
                 f"Who writes {WORDS[term]} through {_SIDE_WORDS[side]}, the source with the largest mean share over "
                 f"the heads of a layer: {words}{null}.",
                 f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel.",
             ]
-        if "rho" in own:
-            parts = ", ".join(f"{name} {own('rho', predictor=name):.2f}" for name in _PREDICTORS)
+        if "rho" in numbers:
+            parts = ", ".join(f"{name} {numbers('rho', predictor=name):.2f}" for name in _PREDICTORS)
             lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {parts}.")
         return lines
 
-    def absolute(self, own: Numbers, **labels: Any) -> Number:
+    def absolute(self, numbers: Numbers, **labels: Any) -> Number:
         """Return the mean over heads of sum_s |share_s|: 1 where nothing cancels."""
-        return own.number(abs(own.array("share", **labels)).sum("source", min_count=1), (1, np.inf))
+        return numbers.number(abs(numbers.array("share", **labels)).sum("source", min_count=1), (1, np.inf))
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row for each layer, side and term with its largest sources and their mean shares over heads."""
         rows = []
-        for (side, term), layer in product(self.places, own.data["layer"].values):
-            top = [f"{name} {number.plain:.2f}" for name, number in top_of(own, side, term, layer, MOST_SOURCES)]
+        for (side, term), layer in product(self.places, numbers.data["layer"].values):
+            top = [f"{name} {number.plain:.2f}" for name, number in top_of(numbers, side, term, layer, MOST_SOURCES)]
             cells = {"side": side, "term": term, "layer": int(layer), "largest shares": ", ".join(top) or "none"}
-            absolute = self.absolute(own, side=side, term=term, layer=layer)
+            absolute = self.absolute(numbers, side=side, term=term, layer=layer)
             rows.append({**cells, "sum of |shares|": f"{absolute.plain:.2f}"})
         return pd.DataFrame(rows)
 
 
-def top_of(own: Numbers, side: str, term: str, layer: Any, most: int) -> list[tuple[str, Number]]:
+def top_of(numbers: Numbers, side: str, term: str, layer: Any, most: int) -> list[tuple[str, Number]]:
     """Return the sources with the largest mean share over the heads of a layer, and these means."""
-    share = mean_of(own.of_side(own.array("share", side=side, term=term, layer=layer)))
+    share = mean_of(numbers.of_side(numbers.array("share", side=side, term=term, layer=layer)))
     names = share.mean("head").to_series().dropna().nlargest(most).index
-    return [(str(name), own("share", side=side, term=term, layer=layer, source=name)) for name in names]
+    return [(str(name), numbers("share", side=side, term=term, layer=layer, source=name)) for name in names]
 
 
 def _checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:

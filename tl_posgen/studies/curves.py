@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tl_posgen.core.measure import HEAD
-from tl_posgen.core.numbers import KEPT, MOST_LABELS, Numbers
+from tl_posgen.core.numbers import MOST_LABELS, NUMBER_DIMS, Numbers
 from tl_posgen.core.result import Result
 
 _MOST_OTHERS = 3  # numbers followed of a measure that is not named here
@@ -32,9 +32,9 @@ class Followed:
     form: str = ".3f"
     at: Mapping[str, Any] = field(default_factory=dict)
 
-    def array(self, own: Numbers) -> xr.DataArray:
+    def array(self, numbers: Numbers) -> xr.DataArray:
         """Return its array, with the dims init, group or prompt, of heads, and those of the study."""
-        return own.array(self.name, **self.at)
+        return numbers.array(self.name, **self.at)
 
 
 ALIGNED = {"version": "absolute", "bases": "aligned"}
@@ -81,10 +81,12 @@ def numbers_of(results: Iterable[Result]) -> xr.Dataset:
             if array.dtype.kind not in "fiub":
                 continue
             few = [dim for dim in array.dims if dim in array.coords and array.sizes[dim] <= MOST_LABELS]
-            worded = [dim for dim in few if array[dim].dtype.kind in "OU" and dim not in KEPT]  # such as conditions
+            worded = [
+                dim for dim in few if array[dim].dtype.kind in "OU" and dim not in NUMBER_DIMS
+            ]  # such as conditions
             array = array.drop_vars("init_label", errors="ignore").astype(float)
             array = array.sel({dim: usual[dim] for dim in array.dims if dim in usual and dim not in worded}, drop=True)
-            over = [dim for dim in array.dims if dim not in (*KEPT, "tokens", "side", *worded)]
+            over = [dim for dim in array.dims if dim not in (*NUMBER_DIMS, "tokens", "side", *worded)]
             if set(HEAD) <= set(over):
                 over = [dim for dim in over if dim not in HEAD]
                 if over:

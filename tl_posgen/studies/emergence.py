@@ -44,7 +44,7 @@ _LOSS, _SAME = Followed("loss", "loss"), "by step + 1, on the same prompts"
 def _means(result: Any) -> dict[str, list[Any]]:
     """Return a panel a number that is followed."""
     numbers = (_LOSS, *followed(result.dataset))
-    return {one.label: [(model_label(result.own), one.name, one.at)] for one in numbers}
+    return {one.label: [(model_label(result.trained), one.name, one.at)] for one in numbers}
 
 
 def _heads(result: Any) -> go.Figure:
@@ -57,9 +57,9 @@ def _heads(result: Any) -> go.Figure:
         for layer, head in product(array["layer"].values, array["head"].values):
             look: dict[str, Any] = {"hovertemplate": f"{head_name(layer, head)}: %{{y:.3f}}<extra></extra>", "width": 1}
             y, colour = array.sel(layer=layer, head=head).values, COLOURS[layer % len(COLOURS)]
-            panels.add(number, line(result.own["step"].values + 1, y, f"layer {layer}", colour, **look))
-    title = f"Emergence over training, head by head · {model_label(result.own)}"
-    return panels.axes("step", log_x=True).finish(title, _SAME)
+            panels.add(number, line(result.trained["step"].values + 1, y, f"layer {layer}", colour, **look))
+    title = f"Emergence over training, head by head · {model_label(result.trained)}"
+    return panels.axes("step", log_x=True).titled(title, _SAME)
 
 
 @dataclass(frozen=True)
@@ -93,27 +93,27 @@ class Emergence(Measure):
     def rows(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ("checkpoint", *HEAD) if self.per_head else ("checkpoint",)
 
-    def at_steps(self, own: Numbers, name: str) -> dict[int, Number]:
+    def at_steps(self, numbers: Numbers, name: str) -> dict[int, Number]:
         """Return the number of a followed variable at every step; {} where it was not measured."""
-        for one in (_LOSS, *followed(own.dataset)):
+        for one in (_LOSS, *followed(numbers.dataset)):
             if one.name == name:
-                numbers = own.along(one.array(own), "checkpoint", own.bounds_of(name))
-                return dict(zip(own.data["step"].values.tolist(), numbers, strict=True))
+                at_checkpoints = numbers.along(one.array(numbers), "checkpoint", numbers.bounds_of(name))
+                return dict(zip(numbers.data["step"].values.tolist(), at_checkpoints, strict=True))
         return {}
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         """Return the course of the loss, and of every number that has a sentence: its ends, its largest value where
         that is neither, and where the ends are half of its range apart, the step from which half of the change is
         there, for good."""
-        losses, sentences = self.at_steps(own, "loss"), []
+        losses, sentences = self.at_steps(numbers, "loss"), []
         first, *_, last = losses if len(losses) > 1 else (0, 0)
         if len(losses) > 1:
             ends = f"from {losses[first].plain:.3f} to {losses[last].plain:.3f}"
             sentences.append(f"From step {first} to step {last} the loss goes {ends} nats.")
-        for curve in followed(own.dataset):
+        for curve in followed(numbers.dataset):
             if not curve.sentence:
                 continue
-            over, form = self.at_steps(own, curve.name), curve.form
+            over, form = self.at_steps(numbers, curve.name), curve.form
             if len(over) < 2:
                 (step, only), *_ = over.items()
                 sentences.append(
@@ -135,10 +135,10 @@ class Emergence(Measure):
             sentences.append(f"{said}.")
         return sentences
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a checkpoint: the loss and every followed number. At most 20 rows, spread over all of them."""
-        columns = {one.label: one.array(own) for one in (_LOSS, *followed(own.dataset))}
-        frame = own.frame(columns, "checkpoint")
+        columns = {one.label: one.array(numbers) for one in (_LOSS, *followed(numbers.dataset))}
+        frame = numbers.frame(columns, "checkpoint")
         return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int))]
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
@@ -225,7 +225,7 @@ def emergence(
         how: dict[str, Any] = {"seed": seed, "null_seeds": (), "keep": parts, "progress": False}
         report = analyze(one, tokens, measures=with_loss, **how)
         numbers = numbers_of(report[name] for name in report if name in options).sel(init=TRAINED, drop=True)
-        return numbers.assign(loss=report["loss"].own["loss"].drop_vars("init_label", errors="ignore"))
+        return numbers.assign(loss=report["loss"].trained["loss"].drop_vars("init_label", errors="ignore"))
 
     with Parts.kept_in(keep) as parts:
         models = nulls.models(in_place=True)

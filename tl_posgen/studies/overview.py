@@ -13,7 +13,7 @@ import xarray as xr
 
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.numbers import ALL, KEPT, TRAINED, Numbers, at_init, mean_of, mean_over
+from tl_posgen.core.numbers import ALL, NUMBER_DIMS, TRAINED, Numbers, at_init, mean_of, mean_over
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -140,10 +140,10 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
 def _at_the_end(one: Followed) -> Callable[[Numbers], xr.DataArray]:
     """Return the function of the `Numbers` that gives a followed number at each model's last finished revision."""
 
-    def array(own: Numbers) -> xr.DataArray:
-        there = own.data["finished"].any("text").transpose("model", "revision")
+    def array(numbers: Numbers) -> xr.DataArray:
+        there = numbers.data["finished"].any("text").transpose("model", "revision")
         last = there.sizes["revision"] - 1 - there[:, ::-1].argmax("revision")
-        return one.array(own).isel(revision=last.drop_vars("revision", errors="ignore"))
+        return one.array(numbers).isel(revision=last.drop_vars("revision", errors="ignore"))
 
     return array
 
@@ -155,10 +155,12 @@ def _of_models(result: Any) -> dict[str, list[Any]]:
 
 def _of_revisions(result: Any) -> dict[str, list[Any]]:
     """Return a panel a followed number, with a curve for each model of several revisions."""
-    there = result.own["finished"].any("text").sum("revision") > 1
+    there = result.trained["finished"].any("text").sum("revision") > 1
     models = there["model"].values[there.values].tolist()
     return {
-        one.label: [(plain(name), lambda own, one=one, name=name: one.array(own).sel(model=name)) for name in models]
+        one.label: [
+            (plain(name), lambda numbers, one=one, name=name: one.array(numbers).sel(model=name)) for name in models
+        ]
         for one in followed(result.dataset)
     }
 
@@ -191,16 +193,16 @@ class Overview(Measure):
         "size": lines(_of_models, "model", x="parameters", title="Against size", subtitle=_AT_LAST, log_x=True),
     }
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         """Return where each followed number is lowest and highest, beside the null models, and its correlation with the
         logarithm of the parameters, at each model's last revision."""
-        several, sentences = own.data["finished"].any("text").sum("revision") > 1, []
-        for one in filter(lambda one: one.sentence, followed(own.dataset)):
-            array = one.array(own).stack(place=("model", "revision"))
-            numbers = own.along(array, "place")
+        several, sentences = numbers.data["finished"].any("text").sum("revision") > 1, []
+        for one in filter(lambda one: one.sentence, followed(numbers.dataset)):
+            array = one.array(numbers).stack(place=("model", "revision"))
+            at_places = numbers.along(array, "place")
             found = {
                 f"{model} at {revision}" if several.sel(model=model) else model: number.value
-                for (model, revision), number in zip(array["place"].values, numbers, strict=True)
+                for (model, revision), number in zip(array["place"].values, at_places, strict=True)
                 if number
             }
             if not found:
@@ -210,19 +212,19 @@ class Overview(Measure):
             course = f"lies between {found[low]:{form}} ({low}) and {found[high]:{form}} ({high}) over {what}"
             if found[low] == found[high]:
                 course = f"is {found[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
-            last = _at_the_end(one)(own)
-            sizes: Any = np.log(own.data["parameters"])
-            over = mean_over(last, [dim for dim in last.dims if dim not in (*KEPT, "model")])
+            last = _at_the_end(one)(numbers)
+            sizes: Any = np.log(numbers.data["parameters"])
+            over = mean_over(last, [dim for dim in last.dims if dim not in (*NUMBER_DIMS, "model")])
             known = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
             if len(known) >= _FEWEST and len(np.unique(known)) > 2:
-                course += f"; with ln parameters r = {own.correlation(sizes, over, over=('model',)).plain:.2f}"
-            sentences.append(f"{one.sentence} {course}{own.number(last).null_in_brackets:{form}}.")
+                course += f"; with ln parameters r = {numbers.correlation(sizes, over, over=('model',)).plain:.2f}"
+            sentences.append(f"{one.sentence} {course}{numbers.number(last).null_in_brackets:{form}}.")
         return sentences
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a finished job: every followed number, heads averaged."""
-        frame = own.frame({one.label: one.array(own) for one in followed(own.dataset)}, *_PER_JOB)
-        finished = own.data["finished"].transpose(*_PER_JOB).values.ravel()
+        frame = numbers.frame({one.label: one.array(numbers) for one in followed(numbers.dataset)}, *_PER_JOB)
+        finished = numbers.data["finished"].transpose(*_PER_JOB).values.ravel()
         return pd.DataFrame(frame[finished.astype(bool)]).reset_index(drop=True)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:

@@ -236,7 +236,7 @@ def test_frequencies_changed_by_hand_are_read_anew_when_asked(family_directory):
     before = geometry_of(model)[0].rope.inv_freq
     model.rotary_emb.original_component.inv_freq *= 0.5
     assert torch.equal(geometry_of(model)[0].rope.inv_freq, before)
-    session_of(model).found(again=True)
+    session_of(model).layers(again=True)
     torch.testing.assert_close(geometry_of(model)[0].rope.inv_freq, before / 2)
 
 

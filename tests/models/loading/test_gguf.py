@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tl_posgen import analyze, load_model
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.gguf_file import quantisation_of, read_once
-from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, quiet, read_config
+from tl_posgen.models.conversion.hugging_face import load_hf_model, load_tokenizer, read_config, silenced
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.null_kinds import shuffled_like
 from tl_posgen.models.loading.random_init import random_like
@@ -197,7 +197,7 @@ SCALED = {
 
 def loaded(path):
     """transformers' model and tokenizer of a file, as every model of TransformerLens is made of them."""
-    with quiet(), read_once(path):
+    with silenced(), read_once(path):
         return load_hf_model(path, read_config(path, False)), load_tokenizer(path, False)
 
 
@@ -234,7 +234,7 @@ def test_scores_of_the_largest_gemma_are_scaled_by_its_width(tmp_path, n_layers,
     config = with_sizes("Gemma2Config", {**GROUPED, "hidden_size": 64, "head_dim": 8, "num_hidden_layers": n_layers})()
     keys = {"attention.key_length": 8, "attention.sliding_window": 6, "attn_logit_softcapping": 7.0}
     save_gguf(tmp_path / "tiny.gguf", "F32", architecture="gemma2", config=config, keys=keys)
-    with quiet(), read_once(tmp_path / "tiny.gguf"):
+    with silenced(), read_once(tmp_path / "tiny.gguf"):
         found = read_config(tmp_path / "tiny.gguf", False)
     assert (found.query_pre_attn_scalar, found.sliding_window, found.attn_logit_softcapping) == (scalar, 6, 7.0)
 
@@ -323,7 +323,7 @@ def test_both_nulls_are_made_of_it_without_reading_its_weights_again(written, ba
     path, original = written
     model = load_model(path, backend)
     null, shuffled = random_like(model, seed=0), shuffled_like(model, seed=0)
-    with quiet(seed=0):
+    with silenced(seed=0):
         expected = AutoModelForCausalLM.from_config(original.config)
     for made in (null, shuffled):
         assert type(made) is type(model)
@@ -335,7 +335,7 @@ def test_both_nulls_are_made_of_it_without_reading_its_weights_again(written, ba
 
 def test_what_transformers_saves_of_it_is_the_model(written, tmp_path):
     path, original = written
-    with quiet(), session_of(load_model(path, "bridge")).backend.plain() as hf_model:
+    with silenced(), session_of(load_model(path, "bridge")).backend.plain() as hf_model:
         hf_model.save_pretrained(tmp_path)
         saved = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.no_grad():

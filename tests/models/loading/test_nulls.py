@@ -104,8 +104,8 @@ def test_it_shares_nothing_with_the_model_and_can_be_analysed_alike(family_model
     found = logits(null)
     torch.testing.assert_close(logits(model), before)
     assert not torch.allclose(found, before, atol=1e-2)
-    supported = [not isinstance(layer, UnsupportedModelError) for layer in session_of(model).found()]
-    assert [not isinstance(layer, UnsupportedModelError) for layer in session_of(null).found()] == supported
+    supported = [not isinstance(layer, UnsupportedModelError) for layer in session_of(model).layers()]
+    assert [not isinstance(layer, UnsupportedModelError) for layer in session_of(null).layers()] == supported
     kept = weights(model)
     try:
         with torch.no_grad():
@@ -242,7 +242,7 @@ def test_a_null_model_that_does_something_else_with_positions_is_refused(family_
     model = load_model(family_directory("llama"), "hooked")
     for block in model.blocks:
         block.attn.attn_scale = 1.0  # which its cfg does not say
-    assert session_of(model).found()[0].geometry.scale == pytest.approx(1)
+    assert session_of(model).layers()[0].geometry.scale == pytest.approx(1)
     with pytest.raises(
         InputError,
         match=r"random init \(seed 3\) of .* is no null model .*: its layer 0 has scale 0\.354 where the model has 1",
@@ -256,7 +256,7 @@ def test_a_model_that_was_cast_has_null_models(family_directory):
 
 
 def test_other_frequencies_are_another_geometry(llama):
-    here = session_of(llama).found()
+    here = session_of(llama).layers()
     rope = here[0].geometry.rope
     slow = replace(rope, inv_freq=torch.cat([rope.inv_freq[:-1], rope.inv_freq[-1:] * 1.1]))
     there = [replace(one, geometry=replace(one.geometry, rope=slow, error=1.0, sinks=True)) for one in here]

@@ -15,7 +15,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import Choices, session_of
 from tl_posgen.models.streaming.stream import streaming
 
-NAMES = [name for name, family in FAMILIES.items() if family.handed_on]
+NAMES = [name for name, family in FAMILIES.items() if family.left_to_hf]
 N = 60  # beyond the probe's 48 tokens
 TOKENS = torch.randint(2, 60, (2, N), generator=torch.Generator().manual_seed(3))
 

@@ -24,7 +24,7 @@ from tl_posgen.models.streaming.stream import LONG, streaming, streaming_by_poli
 
 N = 70
 # those that are handed on show scores in no other way
-STREAMED = [(name, kind) for name, kind in ANALYSED if not (FAMILIES[name].handed_on and kind == "bridge")]
+STREAMED = [(name, kind) for name, kind in ANALYSED if not (FAMILIES[name].left_to_hf and kind == "bridge")]
 TOKENS = torch.randint(64, (1, 20), generator=torch.Generator().manual_seed(2))
 
 

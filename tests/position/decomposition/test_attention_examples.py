@@ -19,16 +19,19 @@ MEASURE = "attention_examples"
 
 def test_the_heads_are_those_with_the_highest_and_lowest_r_within_rows_on_the_first_prompt(single, result):
     ranked = single["three_axis"].sel(tokens="all")["r_within_rows"].to_series().sort_values(ascending=False)
-    heads = list(zip(result.own["layer"].values, result.own["head"].values, strict=True))
+    heads = list(zip(result.trained["layer"].values, result.trained["head"].values, strict=True))
     assert heads == [*ranked.index[:2], *ranked.index[-2:]]
-    assert result.own["why"].values.tolist() == ["closest to position + key"] * 2 + ["furthest from position + key"] * 2
+    assert (
+        result.trained["why"].values.tolist()
+        == ["closest to position + key"] * 2 + ["furthest from position + key"] * 2
+    )
 
 
 def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(mini, prompts, result):
     kept = captures_of(mini, prompts[:1], "pattern")
     everything = torch.arange(64)
     for number in range(4):
-        one = result.own.isel(example=number)
+        one = result.trained.isel(example=number)
         layer, head = kept[int(one["layer"])], int(one["head"])
         np.testing.assert_allclose(one["pattern"].sel(scores="true"), layer.pattern[head], atol=1e-5)
         fit = fit_three_axis(pair_moments_from_scores(layer.scores()[[head]]))
@@ -38,7 +41,7 @@ def test_the_maps_are_softmax_of_the_scores_and_of_the_fit_on_the_first_prompt(m
 
 
 def test_the_first_prompt_is_shown_and_no_random_init_is_run(mini, prompts, result):
-    assert result.own["token"].values.tolist() == token_strings(mini, prompts[0])
+    assert result.trained["token"].values.tolist() == token_strings(mini, prompts[0])
     assert result.nulls == ()
     assert result.provenance["prompts"] == len(prompts)
 
@@ -51,7 +54,7 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
         tokens, measures = torch.arange(12)[None], ["three_axis", "attention_examples"]
         report = analyze(mini, tokens, measures=measures, null_seeds=(), progress=False)
     result = report["attention_examples"]
-    assert result.own.sizes["example"] == 0
+    assert result.trained.sizes["example"] == 0
     assert result.kinds == []
     assert result.token_labels() == []
     assert "scores of every head are constant" in report["three_axis"].findings()[0]
@@ -61,9 +64,9 @@ def test_the_pass_that_all_measures_share_gives_the_examples(mini, prompts, pass
     how: dict = {"measures": [AttentionExamples(examples=1)], "null_seeds": ()}
     found = analyze(mini, prompts, **how)[MEASURE]
     assert sum(passes) == len(prompts)
-    assert found.own.sizes["example"] == 2
+    assert found.trained.sizes["example"] == 2
     chosen = analyze(mini, prompts, heads=[(1, 0), (2, 3)], **how)[MEASURE]
-    assert chosen.own["why"].values.tolist() == ["chosen"] * 2
+    assert chosen.trained["why"].values.tolist() == ["chosen"] * 2
 
 
 def test_heads_with_the_same_r_are_shown_like_others():
@@ -77,7 +80,7 @@ def test_heads_with_the_same_r_are_shown_like_others():
 def test_long_prompts_are_cropped_after_the_fit(mini, alice):
     options = {"length": 140, "n_prompts": 1, "layers": [1], "null_seeds": (), "progress": False}
     report = analyze(mini, alice, measures=["three_axis", AttentionExamples(examples=1)], **options)
-    data = report["attention_examples"].own
+    data = report["attention_examples"].trained
     assert data["pattern"].shape == (2, 2, 128, 128)
     assert len(data["token"]) == 128
     r = report["three_axis"].sel(tokens="all")["r_within_rows"].sel(layer=1, head=int(data["head"][0]))
@@ -87,7 +90,7 @@ def test_long_prompts_are_cropped_after_the_fit(mini, alice):
 def test_the_page_of_an_example_shows_its_three_maps(result):
     props = attention_of(result.show(example=2).local_src)
     assert props["attentionHeadNames"] == ["true", "three-axis fit", "true - fit"]
-    true, additive = result.own["pattern"].isel(example=2).values
+    true, additive = result.trained["pattern"].isel(example=2).values
     np.testing.assert_allclose(props["attention"], [true, additive, true - additive], atol=1e-4)
     drawn = result.plot("patterns").data
     assert len(drawn) == 12

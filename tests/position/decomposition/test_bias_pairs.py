@@ -14,7 +14,7 @@ from tl_posgen.rope.rotation import rotate
 
 TOKENS = torch.randint(2, 60, (2, 24), generator=torch.Generator().manual_seed(0))
 QUIET = {"null_seeds": (), "shuffled_seeds": (), "progress": False}
-OUT = {"tokens": "without first"}
+WITHOUT_FIRST = {"tokens": "without first"}
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_the_scores_of_the_four_pairs_add_up_to_the_models_own(model):
 
 def test_shares_add_up_to_those_of_variance_and_the_rest_alone_is_the_layer_without_biases(model):
     report = tl_posgen.analyze(model, TOKENS, measures=["variance", "bias_pairs", "bias_ablation"], **QUIET)
-    whole, pairs, ablated = (report[name].own for name in ("variance", "bias_pairs", "bias_ablation"))
+    whole, pairs, ablated = (report[name].trained for name in ("variance", "bias_pairs", "bias_ablation"))
     for part in ("position", "content", "interaction"):
         np.testing.assert_allclose(pairs["share"].sel(part=part).sum("pair"), whole[part], rtol=1e-9)
         unchanged = ablated[part].sel(condition="unchanged")
-        np.testing.assert_allclose(unchanged, whole[part].sel(OUT), rtol=1e-9)
-    share, alone = (pairs[name].sel(OUT) for name in ("share", "alone"))
+        np.testing.assert_allclose(unchanged, whole[part].sel(WITHOUT_FIRST), rtol=1e-9)
+    share, alone = (pairs[name].sel(WITHOUT_FIRST) for name in ("share", "alone"))
     assert abs(share.sel(pair="rest-bias", part=["content", "interaction"])).max() < 1e-12
     assert float(share.sel(pair="rest-rest", part="position").std()) > 0.001
     without = alone.sel(pair="rest-rest", layer=0)
@@ -61,9 +61,9 @@ def test_a_random_init_whose_biases_are_zero_has_its_rest_alone_and_loses_nothin
     report = tl_posgen.analyze(family_model("qwen2"), TOKENS, measures=["bias_pairs", "bias_ablation"], **how)
     pairs, ablated = (report[name].null for name in ("bias_pairs", "bias_ablation"))
     assert not pairs["share"].drop_sel(pair="rest-rest").any()
-    assert float(pairs["share"].sel(OUT).sum(("pair", "part")).min()) == pytest.approx(1)
+    assert float(pairs["share"].sel(WITHOUT_FIRST).sum(("pair", "part")).min()) == pytest.approx(1)
     assert not (ablated["loss"] - ablated["loss"].sel(condition="unchanged")).any()
-    assert report["bias_ablation"].own["loss"].std("condition").min() > 1e-3
+    assert report["bias_ablation"].trained["loss"].std("condition").min() > 1e-3
 
 
 @pytest.mark.parametrize("measure", [BiasPairs(), BiasAblation()])
@@ -85,7 +85,7 @@ def test_models_without_biases_and_with_a_norm_behind_them_are_refused_before_a_
 def test_in_partial_rotary_heads_biases_alone_are_those_of_the_turning_planes(family_model):
     """A joint matrix of queries, keys and values, and half of each head that does not turn."""
     model = family_model("neox", "bridge")
-    pairs = BiasPairs()(model, TOKENS, **QUIET).sel(**OUT)
-    whole = Variance()(model, TOKENS, **QUIET).sel(**OUT)
+    pairs = BiasPairs()(model, TOKENS, **QUIET).sel(**WITHOUT_FIRST)
+    whole = Variance()(model, TOKENS, **QUIET).sel(**WITHOUT_FIRST)
     np.testing.assert_allclose(pairs["share"].sel(part="position").sum("pair"), whole["position"], rtol=1e-9)
     assert float(pairs["alone"].sel(pair="bias-bias", part="position").min()) > 0

@@ -38,8 +38,8 @@ def test_every_measure_has_numbers_that_its_encoding_allows(reports, name):
         scalars = result.frame(every=True).select_dtypes("number")
         assert len(scalars.columns)
         assert np.isfinite(scalars.to_numpy()).all(), result.name
-    np.testing.assert_allclose(report["mean_key"].own["r"], 1, atol=1e-6)
-    share = report["variance"].own["share"]
+    np.testing.assert_allclose(report["mean_key"].trained["r"], 1, atol=1e-6)
+    share = report["variance"].trained["share"]
     np.testing.assert_allclose(share.sel(part=["qd", "kd", "qkd"]), 0, atol=1e-9)
     assert (share.sel(part="d") > 0).all() if name == "bloom" else np.allclose(share.sel(part="d"), 0, atol=1e-9)
 

@@ -23,14 +23,14 @@ from tl_posgen.position.decomposition.three_axis import fit_capture
 MEASURE = "residual"
 
 N = 64
-OUT = {"tokens": "without first"}
+WITHOUT_FIRST = {"tokens": "without first"}
 VISIBLE = torch.ones(N, N).tril().bool()
 
 
 @pytest.fixture(scope="module")
 def data(single):
     """Of the first prompt alone."""
-    return single["residual"].own
+    return single["residual"].trained
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def left(scores):
 
 
 def test_the_share_is_that_of_dense_least_squares_and_what_r_within_rows_leaves(single, data, full, scores, left):
-    np.testing.assert_allclose(data["share"], 1 - single["three_axis"].own["r_within_rows"] ** 2, atol=1e-6)
+    np.testing.assert_allclose(data["share"], 1 - single["three_axis"].trained["r_within_rows"] ** 2, atol=1e-6)
     shown = scores.masked_fill(~VISIBLE, 0)
     within = ((shown - shown.sum(-1, keepdim=True) / VISIBLE.sum(-1, keepdim=True)) * VISIBLE).square().sum((1, 2))
     np.testing.assert_allclose(full["share"], left.square().sum((1, 2)) / within, rtol=1e-5)
@@ -62,7 +62,7 @@ def test_the_share_is_that_of_dense_least_squares_and_what_r_within_rows_leaves(
 def test_leaving_out_the_first_token_fits_the_rest_alone(data, scores):
     rest = dense_residual(scores[:, 1:, 1:], VISIBLE[1:, 1:])
     expected = rest[:, VISIBLE[1:, 1:]].square().mean(-1).sqrt()
-    np.testing.assert_allclose(data["std"].sel(OUT).sel(layer=1), expected, rtol=1e-5)
+    np.testing.assert_allclose(data["std"].sel(WITHOUT_FIRST).sel(layer=1), expected, rtol=1e-5)
 
 
 def test_the_share_in_one_direction_is_that_of_the_residual_with_hidden_pairs_at_zero(full, left):
@@ -72,7 +72,7 @@ def test_the_share_in_one_direction_is_that_of_the_residual_with_hidden_pairs_at
 
 def test_energies_of_prompts_add_up(mini, prompts):
     def run(tokens: torch.Tensor) -> xr.Dataset:
-        return Residual()(mini, tokens[:, :24], layers=[2], null_seeds=(), progress=False).own
+        return Residual()(mini, tokens[:, :24], layers=[2], null_seeds=(), progress=False).trained
 
     both, one, other = run(prompts[:2]), run(prompts[:1]), run(prompts[1:2])
     np.testing.assert_allclose(2 * both["std"] ** 2, one["std"] ** 2 + other["std"] ** 2, rtol=1e-6)
@@ -109,7 +109,7 @@ def test_an_additive_head_leaves_nothing_and_has_no_shape_and_one_of_constant_ro
     assert found["share"].item() < 1e-10
     assert found["top_share"].isnull().all()
     found = of_scores(torch.arange(12.0)[:, None].expand(12, 12))
-    assert found.own["share"].isnull().all()
+    assert found.trained["share"].isnull().all()
     assert "not defined" in found.findings()[0]
 
 
@@ -128,7 +128,7 @@ QUIET = {"null_seeds": (), "progress": False}
 def test_of_a_text_of_one_token_the_fit_leaves_nothing(family_model, family):
     """Its queries and keys are all alike, so scores are a function of distance, or of nothing (NoPE)."""
     result = Residual()(family_model(family, "bridge"), torch.full((1, 40), 5), **QUIET)
-    data = result.own
+    data = result.trained
     assert bool((data["share"].fillna(0) == 0).all())
     assert bool(data["top_share"].isnull().all())
     assert "the fit leaves no more than float32 rounds" in result.findings()[1]

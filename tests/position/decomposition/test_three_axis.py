@@ -21,7 +21,7 @@ from tl_posgen.position.decomposition.three_axis import fit_capture, shuffled, w
 MEASURE = "three_axis"
 
 QUICK = {"null_seeds": (), "progress": False}
-OUT = {"tokens": "without first"}
+WITHOUT_FIRST = {"tokens": "without first"}
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
 
 
@@ -81,7 +81,7 @@ def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
     r = result.numbers("r")
     assert r.of_inits.value < r.value
     # noise is no match for what it reaches with all pairs alike: near pairs alone leave many parameters a pair
-    assert 0.4 < float(result.own["iid_r"].mean()) < r.value
+    assert 0.4 < float(result.trained["iid_r"].mean()) < r.value
 
 
 def test_weights_are_said_in_words():
@@ -114,7 +114,7 @@ def test_shuffled_scores_are_the_same_in_another_order(capture):
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_fit_of_as_many_parameters_as_pairs_says_nothing(mini, n):
     report = analyze(mini, torch.arange(5, 5 + n)[None], measures="three_axis", **QUICK)
-    assert report["three_axis"].own["r"].isnull().all()
+    assert report["three_axis"].trained["r"].isnull().all()
     assert report.findings() == [
         f"Whether scores are position + query + key cannot be said: prompts of {n} tokens have as many parameters as "
         "pairs; give 4 tokens at least, better 100."
@@ -123,9 +123,9 @@ def test_a_fit_of_as_many_parameters_as_pairs_says_nothing(mini, n):
 
 def test_four_tokens_say_nothing_without_the_first(mini):
     tokens = torch.arange(5, 9)[None]
-    r = ThreeAxis()(mini, tokens, **QUICK).own["r"]
+    r = ThreeAxis()(mini, tokens, **QUICK).trained["r"]
     assert r.sel(tokens="all").notnull().all()
-    assert r.sel(OUT).isnull().all()
+    assert r.sel(WITHOUT_FIRST).isnull().all()
 
 
 def test_scores_that_rounding_made_say_nothing():
@@ -134,13 +134,13 @@ def test_scores_that_rounding_made_say_nothing():
         for block in model.blocks:
             block.attn.W_Q.mul_(1e-40)
     report = analyze(model, torch.arange(5, 45)[None], **QUICK)
-    assert report["three_axis"].own["r"].isnull().all()
+    assert report["three_axis"].trained["r"].isnull().all()
     assert "the scores of every head are constant" in report["three_axis"].findings()[0]
     assert "attention_examples" in report  # and nothing was lost
 
 
 def test_noise_reaches_what_iid_r_says(result):
-    assert float(result.own["iid_r"].mean()) == pytest.approx(np.sqrt((3 * 64 - 4) / (64 * 65 / 2 - 1)))
+    assert float(result.trained["iid_r"].mean()) == pytest.approx(np.sqrt((3 * 64 - 4) / (64 * 65 / 2 - 1)))
 
 
 # The mean-key split

@@ -18,11 +18,11 @@ from tl_posgen.position.decomposition.numbers.variance_shares import TripleMomen
 
 MEASURE = "variance"
 
-OUT = {"tokens": "without first"}
+WITHOUT_FIRST = {"tokens": "without first"}
 
 
 def test_parts_are_shares_of_what_softmax_sees(result):
-    data = result.own
+    data = result.trained
     share = {str(part): data["share"].sel(part=part) for part in data["part"].values}
     seen = 1 - share["q"]
     np.testing.assert_allclose(data["position"], (share["d"] + share["qd"]) / seen)
@@ -31,7 +31,7 @@ def test_parts_are_shares_of_what_softmax_sees(result):
     np.testing.assert_allclose(data["additive_r"], np.sqrt(data["position"] + data["content"]))
     np.testing.assert_allclose(data["additive_r_of_scores"], np.sqrt(1 - share["kd"] - share["qkd"]))
     curve = next(one for one in result.plot("depth").data if one.name == "distance alone + key alone")
-    of_layers = np.sqrt((share["k"] + share["d"]) / seen).sel(OUT).mean("head")
+    of_layers = np.sqrt((share["k"] + share["d"]) / seen).sel(WITHOUT_FIRST).mean("head")
     np.testing.assert_allclose(curve.y, of_layers, rtol=1e-6)
 
 
@@ -62,7 +62,7 @@ def test_attention_to_the_first_token_is_that_of_the_models_pattern(family_model
     expected = torch.stack([kept[layer].mean(-1).mean(0) for layer in range(2)])
     for how in ({"measures": "variance"}, {"measures": ["variance", "slash"]}, {"streaming": True}):
         result = tl_posgen.analyze(model, tokens, progress=False, **{"measures": "variance"} | how)["variance"]
-        np.testing.assert_allclose(result.own["first_token"], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(result.trained["first_token"], expected, rtol=1e-4, atol=1e-6)
     number = result.numbers("first_token")
     assert number.low < number.value < number.high
     assert len(number.nulls) == 2
@@ -91,32 +91,34 @@ def test_distances_and_weights_are_those_asked_for(capture):
     geometry = capture.geometry
     moments = TripleMoments.from_qk(capture.q, capture.k, geometry.rope, first_token=False)
     expected = variance_shares(moments, geometry.rope, geometry.scale, 5, weights="causal")
-    np.testing.assert_allclose(few["share"].sel(OUT | {"part": "d"}).squeeze("layer"), expected.share("d"))
+    np.testing.assert_allclose(few["share"].sel(WITHOUT_FIRST | {"part": "d"}).squeeze("layer"), expected.share("d"))
 
 
 def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
-    for data in result.sides.values():
-        size = data["size"].sel(OUT)
+    for data in result.by_kind.values():
+        size = data["size"].sel(WITHOUT_FIRST)
         seen = size.sel(of="scores", drop=True) ** 2
         for part in ("position", "content", "interaction"):
-            np.testing.assert_allclose(size.sel(of=part), (seen * data[part].sel(OUT)) ** 0.5, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                size.sel(of=part), (seen * data[part].sel(WITHOUT_FIRST)) ** 0.5, rtol=1e-9, atol=1e-12
+            )
 
 
 def test_two_tokens_say_nothing_of_what_varies(mini):
     result = Variance()(mini, torch.tensor([[3, 4]]), null_seeds=(), progress=False)
-    assert result.own["position"].isnull().all()
+    assert result.trained["position"].isnull().all()
     assert "one token besides the first says nothing" in result.findings()[-1]
 
 
 @pytest.mark.longer
 def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alice):
-    data = Variance(absolute=True)(mini, alice, length=24, n_prompts=8, progress=False).own
+    data = Variance(absolute=True)(mini, alice, length=24, n_prompts=8, progress=False).trained
     np.testing.assert_allclose(data["by_place"].sum("place"), data["share"], atol=1e-12)
     by_key = data["by_place"].sel(part=["k", "qk", "kd", "qkd"], place=["key", "both"]).sum(("part", "place"))
     np.testing.assert_allclose(data["absolute"], by_key / (1 - data["share"].sel(part="q")))
-    assert float(abs(data["absolute"].sel(OUT)).max()) < 0.1  # keys of mini do not know where they stand
+    assert float(abs(data["absolute"].sel(WITHOUT_FIRST)).max()) < 0.1  # keys of mini do not know where they stand
     plain = Variance()(mini, alice, length=24, n_prompts=8, null_seeds=(), progress=False)
-    xr.testing.assert_identical(data[list(plain.own)].drop_vars("place", errors="ignore"), plain.own)
+    xr.testing.assert_identical(data[list(plain.trained)].drop_vars("place", errors="ignore"), plain.trained)
     assert "places" not in plain.kinds
 
 
@@ -139,7 +141,7 @@ def test_places_of_queries_and_keys_are_those_that_vectors_were_made_with():
     captures = [
         LayerCapture(geometry, range(4), number, None, *pair) for number, pair in enumerate(zip(*sides, strict=True))
     ]
-    of_places = collected(Variance(absolute=True), *captures).sel(OUT).squeeze("layer")["places_alone"]
+    of_places = collected(Variance(absolute=True), *captures).sel(WITHOUT_FIRST).squeeze("layer")["places_alone"]
     q, k = (one[:, 1:].double() + 0.5 for one in places)  # what prompts share
     k = k - k.mean(1, keepdim=True)
     shared = (q @ k.mT).square().mean((1, 2))
@@ -156,7 +158,7 @@ def test_learned_positions_are_in_the_content_and_something_is_concluded(learned
     assert "RoPE did not put there" in result.findings()[0]
     told = [one for one in result.findings() if not one.startswith("The first token takes")]
     assert told == [told[0], result.caveat]  # position is zero by construction: nothing said
-    assert float(result.sel(**OUT)["absolute"].mean()) > 0.5
+    assert float(result.sel(**WITHOUT_FIRST)["absolute"].mean()) > 0.5
 
 
 def test_the_headlines_keep_their_names(report):

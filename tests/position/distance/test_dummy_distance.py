@@ -26,7 +26,7 @@ from tl_posgen.position.distance.numbers import table_energies
 pytestmark = pytest.mark.longer
 
 CUT = {"length": 40, "n_prompts": 2, "progress": False}
-OUT = {"tokens": "without first"}
+WITHOUT_FIRST = {"tokens": "without first"}
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +48,12 @@ def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
     for one in captures_of(mini, to_prompts(mini, alice, length=40, n_prompts=2)):
         energies = table_energies(one.q[:, 1:], one.k[:, 1:], one.geometry.rope, 1.0, torch.arange(40)).sum(-1)
         expected[one.layer] += (energies[1] / energies[1:].sum(0)).sqrt().numpy() / 2
-    np.testing.assert_allclose(result.own["key_part_r"].sel(OUT), expected, rtol=1e-5)
+    np.testing.assert_allclose(result.trained["key_part_r"].sel(WITHOUT_FIRST), expected, rtol=1e-5)
 
 
 def test_distances_are_those_below_the_training_length_unless_given(mini, alice):
     found = DummyDistance(limits=(8,))(mini, alice, heads=(0, 0), null_seeds=(), **CUT)
-    assert found.own["d0"].values.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert found.trained["d0"].values.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found.measure.longest == mini.cfg.n_ctx == 512
 
 
@@ -62,20 +62,20 @@ def test_no_distance_is_compared_that_a_window_hides(family_model):
     found = DummyDistance(distances=(0, 3, 64))(model, torch.arange(2, 26)[None], null_seeds=(), progress=False)
     [window] = {session_of(model).layer(0).geometry.window}
     assert 3 < window <= 64
-    assert found.own["refit_r"].sel(d0=64).isnull().all()
-    assert found.own["key_agreement"].sel(d0=64).isnull().all()
-    assert found.own["key_agreement"].sel(d0=0, other_d0=3).notnull().all()
+    assert found.trained["refit_r"].sel(d0=64).isnull().all()
+    assert found.trained["key_agreement"].sel(d0=64).isnull().all()
+    assert found.trained["key_agreement"].sel(d0=0, other_d0=3).notnull().all()
 
 
 def test_freezing_beyond_the_prompt_changes_nothing_and_one_distance_for_all_costs_loss(result):
-    loss = result.own["loss"]
+    loss = result.trained["loss"]
     np.testing.assert_allclose(loss.sel(condition="beyond 40"), loss.sel(condition="unchanged"), atol=1e-5)
     rises = result.measure.rises(result.numbers)
     assert min(rises[f"at {d0}"].value for d0 in (0, 64, 7)) > 0.05
 
 
 def test_shares_and_correlations_are_in_range(result):
-    for data in (result.own, *result.nulls):
+    for data in (result.trained, *result.nulls):
         np.testing.assert_allclose(data["share"].sum("part"), 1)
         assert data["share"].sel(part="distance × key").min() >= 0
         assert 0 <= float(data["additive_r"].min()) <= float(data["additive_r"].max()) <= 1
@@ -86,9 +86,9 @@ def test_shares_and_correlations_are_in_range(result):
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = DummyDistance(distances=(3,), limits=(8,))
-    data = measure(mini, alice, heads=(1, 2), null_seeds=(), **CUT).own
+    data = measure(mini, alice, heads=(1, 2), null_seeds=(), **CUT).trained
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
-    np.testing.assert_allclose(data["additive_r"], result.own["additive_r"].sel(layer=[1], head=[2]))
+    np.testing.assert_allclose(data["additive_r"], result.trained["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
     expected = token_losses(mini, tokens, at_dummy_distance(mini, 3, heads=(1, 2))).mean(-1)
     np.testing.assert_allclose(data["loss"].sel(condition="at 3"), expected)
@@ -106,10 +106,10 @@ def test_a_model_without_distances_is_skipped_if_asked(family_model):
 def test_what_holds_by_construction_with_slopes_is_said(family_model):
     bloom, tokens = family_model("bloom", "bridge"), torch.arange(2, 26)[None]
     found = DummyDistance(distances=(0, 16), limits=(4,))(bloom, tokens, null_seeds=(), progress=False)
-    np.testing.assert_allclose(found.own["additive_r"], 1)
+    np.testing.assert_allclose(found.trained["additive_r"], 1)
     for name in ("key_agreement", "key_part_r", "refit_r"):
-        np.testing.assert_allclose(found.own[name], 1)
-    assert abs(np.diff(found.own["curve"])).min() > 0
+        np.testing.assert_allclose(found.trained[name], 1)
+    assert abs(np.diff(found.trained["curve"])).min() > 0
     assert "1 by construction" in found.findings()[-1]
 
 

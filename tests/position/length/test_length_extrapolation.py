@@ -31,17 +31,17 @@ def result(mini, alice):
 
 
 def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_down_beyond(result):
-    loss = result.own["loss"]
+    loss = result.trained["loss"]
     inside, last = loss.sel(bin=loss["bin"] < 12), loss.isel(bin=-1).mean("prompt")
     for condition in ("lm_infinite", "retrieval"):
         np.testing.assert_allclose(inside.sel(condition=condition), inside.sel(condition="unchanged"), atol=1e-4)
     assert len(set(last.values.round(6))) == len(result.measure.conditions)
-    entropy = result.own["entropy"].isel(bin=-1).mean(HEAD)
+    entropy = result.trained["entropy"].isel(bin=-1).mean(HEAD)
     assert entropy.sel(condition="lm_infinite") < entropy.sel(condition="unchanged")
 
 
 def test_drift_and_attention_are_those_of_captured_outputs_with_halves_of_different_prompts(mini, alice, result):
-    every, prompts = result.own.sel(condition="unchanged", layer=2), to_prompts(mini, alice, length=48, n_prompts=2)
+    every, prompts = result.trained.sel(condition="unchanged", layer=2), to_prompts(mini, alice, length=48, n_prompts=2)
     kept = captures_of(mini, prompts, "v", "attn_scores", "pattern", layers=[2])
     outputs = [capture.pattern @ capture.v for capture in kept]
     halves = tuple(OutputMoments.from_outputs(o[:, 8:16]) for o in outputs)
@@ -65,7 +65,7 @@ def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
     for condition, hooks in {"unchanged": [], "lm_infinite": lm_infinite(mini, 16, OPTIONS["n_global"])}.items():
         with mini.hooks(fwd_hooks=hooks):
             kept[condition] = captures_of(mini, prompts, "v", "pattern")
-    assert result.own["shown_layer"].values.tolist() == [0, 2, 3]
+    assert result.trained["shown_layer"].values.tolist() == [0, 2, 3]
     for layer in (0, 2, 3):
         outputs = {}
         for condition, captures in kept.items():
@@ -73,14 +73,14 @@ def test_the_planes_are_those_of_captured_outputs(mini, alice, result):
             outputs[condition] = torch.stack([torch.cat([*one], 1) for one in of_layer])
         plane = output_plane(outputs["unchanged"][:, 8:16].flatten(0, 1))
         for condition, expected in outputs.items():
-            one = result.own.sel(condition=condition, shown_layer=layer)
+            one = result.trained.sel(condition=condition, shown_layer=layer)
             np.testing.assert_allclose(one["plane_coordinates"], plane.coordinates(expected), atol=2e-4)
             assert float(one["plane_share"]) == pytest.approx(plane.share, abs=1e-5)
 
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = LengthExtrapolation(**OPTIONS, conditions=["lm_infinite"])
-    some, every = measure(mini, alice, heads=(1, 2), **QUIET).own, result.own
+    some, every = measure(mini, alice, heads=(1, 2), **QUIET).trained, result.trained
     assert some["condition"].values.tolist() == ["unchanged", "lm_infinite"]
     unchanged = every.sel(condition="unchanged", layer=[1], head=[2])
     for name in ("frechet", "entropy", "noise_level"):
@@ -91,14 +91,14 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
 
 def test_streamed_passes_give_the_same(mini, alice, result):
     """The untouched model's by rows; layers whose scores are edited form them, and the others do not."""
-    streamed = LengthExtrapolation(**OPTIONS)(mini, alice, streaming=True, **QUIET).own
+    streamed = LengthExtrapolation(**OPTIONS)(mini, alice, streaming=True, **QUIET).trained
     for name in ("loss", "entropy", "normaliser", "frechet", "norm_ratio", "noise_level"):
-        np.testing.assert_allclose(streamed[name], result.own[name], rtol=1e-4, atol=1e-5, err_msg=name)
-    np.testing.assert_allclose(streamed["plane_coordinates"], result.own["plane_coordinates"], atol=2e-3)
+        np.testing.assert_allclose(streamed[name], result.trained[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(streamed["plane_coordinates"], result.trained["plane_coordinates"], atol=2e-3)
 
 
 def test_heads_without_a_number_do_not_count_within_the_noise_level(result):
-    one = result.own.sel(condition="unchanged", segment=1)
+    one = result.trained.sel(condition="unchanged", segment=1)
     frechet = one["frechet"].copy()
     frechet[0, 0] = np.nan
     expected = (one["frechet"] - one["noise_level"] <= TOLERATED).values.ravel()[1:].mean()
@@ -145,7 +145,7 @@ def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_mo
     bloom = family_model("bloom", "bridge")
     found = LengthExtrapolation(inside=16, times=3)(bloom, tokens, null_seeds=(), progress=False)
     assert found.provenance["prompts"] == 2
-    assert np.isfinite(found.own["frechet"]).all()
+    assert np.isfinite(found.trained["frechet"]).all()
 
 
 def test_four_prompts_are_cut_where_no_number_is_given(mini, alice):

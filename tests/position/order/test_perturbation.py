@@ -26,10 +26,10 @@ def result(mini, alice):
 
 @pytest.mark.longer
 def test_nothing_moved_changes_nothing_and_half_of_the_order_costs_loss(result):
-    np.testing.assert_allclose(result.own["change"].sel(ratio=0), 0, atol=1e-4)
+    np.testing.assert_allclose(result.trained["change"].sel(ratio=0), 0, atol=1e-4)
     for condition in ("tokens", "words", "positions"):
         assert result.numbers("change", condition=condition, ratio=0.5).value > 0.05
-    swapped = result.own["moved"].sel(condition=["tokens", "positions"], ratio=0.5)
+    swapped = result.trained["moved"].sel(condition=["tokens", "positions"], ratio=0.5)
     np.testing.assert_allclose(swapped.mean(("draw", "prompt")), 0.5, atol=0.03)
 
 
@@ -55,7 +55,7 @@ def test_words_begin_at_white_space(mini):
 
 def test_draws_of_one_seed_are_all_different_from_those_of_another(mini, alice):
     measure = Perturbation(**ONE, n_draws=2, conditions=("positions",), n_cloze=0)
-    both = [measure(mini, alice, **QUIET, seed=seed).own["change"] for seed in (0, 1)]
+    both = [measure(mini, alice, **QUIET, seed=seed).trained["change"] for seed in (0, 1)]
     assert len(np.unique(np.concatenate([one.sel(target="all").values.ravel() for one in both]))) == 2 * 2 * 2
     tokens = to_prompts(mini, alice, length=48, n_prompts=2)[1]
     swaps = swap_tokens(48, 0.5, seed=(1 * 2 + 0) * 2 + 1, protected=[0, *range(36, 48)])
@@ -72,7 +72,7 @@ def test_tokens_are_coloured_by_the_change_of_their_loss(mini, alice, result):
     tokens = to_prompts(mini, alice, length=48, n_prompts=1)[0]
     swaps = swap_tokens(48, 0.5, seed=0, protected=[0, *range(36, 48)])
     read = tokens[swaps.permutation]
-    shown = result.own.sel(condition="tokens")
+    shown = result.trained.sel(condition="tokens")
     assert shown["token_text"].values.tolist() == token_strings(mini, read[1:])
     change = (token_losses(mini, read[None]) - token_losses(mini, tokens[None]))[0]
     np.testing.assert_allclose(shown["token_change"], change, atol=1e-6)
@@ -86,8 +86,8 @@ def test_random_inits_are_given_the_first_items_of_a_long_cloze(mini, alice, mon
     every = measure(mini, alice, **CUT)
     monkeypatch.setattr(cloze, "ITEMS_OF_INITS", 2)
     found = measure(mini, alice, **CUT)
-    for one, n in ((found.own, 4), (found.null, 2)):
-        whole = (every.own if n == 4 else every.null)["cloze_log_likelihood"]
+    for one, n in ((found.trained, 4), (found.null, 2)):
+        whole = (every.trained if n == 4 else every.null)["cloze_log_likelihood"]
         np.testing.assert_allclose(one["cloze_log_likelihood"].isel(item=slice(n)), whole.isel(item=slice(n)))
         assert one["cloze_accuracy"].isel(item=slice(n, None)).isnull().all()
     assert every.null["cloze_accuracy"].notnull().all()
@@ -105,12 +105,12 @@ def test_where_scores_know_no_distance_only_the_text_is_disturbed(family_model):
 def test_chosen_heads_are_disturbed_alone(mini, alice):
     heads = [(0, 1), (2, 3)]
     found = Perturbation(**ONE, n_draws=1, n_cloze=1)(mini, alice, heads=heads, **QUIET)
-    assert found.own["condition"].values.tolist() == ["positions", "key_positions", "jitter", "position_part"]
+    assert found.trained["condition"].values.tolist() == ["positions", "key_positions", "jitter", "position_part"]
     tokens = to_prompts(mini, alice, length=48, n_prompts=1)[0]
     swaps = swap_tokens(48, 0.5, seed=0, protected=[0, *range(36, 48)])
     hooks = permute_positions(mini, swaps.permutation, heads=heads)
     expected = float((token_losses(mini, tokens[None], hooks) - token_losses(mini, tokens[None])).mean())
-    change = found.own["change"].sel(condition="positions", prompt=0, target="all")
+    change = found.trained["change"].sel(condition="positions", prompt=0, target="all")
     assert float(change.squeeze()) == pytest.approx(expected, abs=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_one_prompt_has_no_interval(mini):
     found = Perturbation(**options)(mini, torch.arange(24)[None] + 300, null_seeds=(), progress=False)
     change = found.numbers("change", condition="positions", ratio=0.5)
     assert np.isnan(change.low)
-    assert "cloze_accuracy" not in found.own  # 24 tokens hold no passage of 40 words
+    assert "cloze_accuracy" not in found.trained  # 24 tokens hold no passage of 40 words
     assert f"{change.value:+.3f} at 50% moved" in found.findings()[0]
-    unmoved = found.own["change"].sel(target="unmoved", condition="positions", reach="uniform").squeeze()
+    unmoved = found.trained["change"].sel(target="unmoved", condition="positions", reach="uniform").squeeze()
     np.testing.assert_allclose(found.plot().data[0].y, unmoved)

@@ -46,13 +46,13 @@ def test_deep_models_are_mapped_if_asked(mini, alice, monkeypatch):
     asked = PlanePerturbation(edits=EDITS[:1], strengths=(1,))
     found = asked(mini, alice, null_seeds=(), **{**CUT, "n_prompts": 1})
     assert found.measure.map_edits == ()
-    assert "map_rise" not in found.own
+    assert "map_rise" not in found.trained
     assert PlanePerturbation(map_edits=MAPPED).prepare(session_of(mini), []).map_edits == MAPPED
 
 
 def test_losses_are_those_of_the_hooked_model(mini, alice, result):
     tokens, (high, _, low) = tokens_of(mini, alice), bands_by_thirds(16)
-    found, plain = result.own["loss"], token_losses(mini, tokens).mean(-1)
+    found, plain = result.trained["loss"], token_losses(mini, tokens).mean(-1)
     positions = {"edit": "shuffle_positions"}
     cases = [
         (found.sel(condition="unchanged", cost="control"), {**positions, "strength": 0}),
@@ -67,7 +67,7 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
         control = {"control": cost == "control"}
         noisy = found.sel(condition="phase_noise at 0.5", cost=cost)
         cases.append((noisy, {"edit": "phase_noise", "strength": np.pi / 2, **control}))
-        cell = result.own["map_rise"].sel(map_edit="shuffle_phases", layer=2, planes="high", cost=cost)
+        cell = result.trained["map_rise"].sel(map_edit="shuffle_phases", layer=2, planes="high", cost=cost)
         cases.append((cell + plain.numpy(), {"edit": "shuffle_phases", "layers": [2], "band": high, **control}))
     for one, how in cases:
         hooks = perturb_planes(mini, **{"layers": [0, 2], **how})
@@ -76,9 +76,9 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
 
 def test_prompts_of_several_batches_are_those_of_one(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=[])
-    whole = measure(mini, alice, null_seeds=(), **CUT).own["loss"]
+    whole = measure(mini, alice, null_seeds=(), **CUT).trained["loss"]
     monkeypatch.setattr(plane_perturbation, "prompts_at_once", lambda *_: 1)
-    found = measure(mini, alice, null_seeds=(), **CUT).own["loss"]
+    found = measure(mini, alice, null_seeds=(), **CUT).trained["loss"]
     np.testing.assert_allclose(found.sel(cost="edit"), whole.sel(cost="edit"), atol=1e-6)  # nothing is drawn in a mean
 
 
@@ -100,7 +100,7 @@ def test_shares_are_those_of_all_triples(mini, alice, report):
             expected[part].append((w * w.sum(-1, keepdim=True)).mean((0, 1, 2)))
         squares = [z.abs().square().sum(1) for z in (zq, zk)]
         expected["energy"].append(torch.stack([one / one.sum(-1, keepdim=True) for one in squares]).mean((0, 1)))
-    found = plane_shares(report["planes"].own, [0, 2], by_planes=True)
+    found = plane_shares(report["planes"].trained, [0, 2], by_planes=True)
     for part, layers in expected.items():
         whole = torch.stack(layers)
         whole = whole if part == "energy" else whole / whole.sum()
@@ -108,7 +108,7 @@ def test_shares_are_those_of_all_triples(mini, alice, report):
 
 
 def test_bands_are_the_sums_of_their_planes(report):
-    planes = report["planes"].own
+    planes = report["planes"].trained
     alone, thirds = (plane_shares(planes, [0, 2], by_planes) for by_planes in (True, False))
     assert thirds["planes"].values.tolist() == list(BANDS)
     for band, mask in zip(BANDS, bands_by_thirds(16).numpy(), strict=True):
@@ -120,8 +120,8 @@ def test_rho_is_spearmans_over_the_cells_that_are_there(family_model):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
     asked = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=["mean_phase"])
     result = asked(family_model("gemma3", "bridge"), tokens, null_seeds=(), progress=False)
-    cost = result.own["map_rise"].sel(map_edit="mean_phase", cost="control").mean("prompt").values.ravel()
-    share = result.own["share"].sel(part="content").values.ravel()
+    cost = result.trained["map_rise"].sel(map_edit="mean_phase", cost="control").mean("prompt").values.ravel()
+    share = result.trained["share"].sel(part="content").values.ravel()
     known = np.isfinite(share) & np.isfinite(cost)
     rho = result.measure.rho(result.numbers, "mean_phase", "content", "control")
     assert rho.value == pytest.approx(stats.spearmanr(cost[known], share[known]).statistic)
@@ -132,7 +132,7 @@ def test_a_larger_model_is_mapped_by_bands(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=["mean_phase"])
     monkeypatch.setattr(plane_perturbation, "MOST_CELLS", 63)
     found = measure(mini, alice, null_seeds=(), **CUT)
-    assert found.own["planes"].values.tolist() == list(BANDS)
+    assert found.trained["planes"].values.tolist() == list(BANDS)
     for kind in found.kinds:
         found.plot(kind)
 
@@ -142,7 +142,7 @@ def test_layers_of_other_planes_or_none_partial_rotary_and_windows(family_model,
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
     measure = PlanePerturbation(edits=["shuffle_positions"], strengths=[1], map_edits=MAPPED)
     found = measure(family_model(name, family_backend), tokens, progress=False)
-    assert found.own["map_rise"].notnull().any()
-    assert float(found.own["share"].sel(part="position").sum()) == pytest.approx(1)
+    assert found.trained["map_rise"].notnull().any()
+    assert float(found.trained["share"].sel(part="position").sum()) == pytest.approx(1)
     for kind in found.kinds:
         found.plot(kind)

@@ -181,7 +181,7 @@ def measured(mini, alice):
 
 @pytest.mark.slow
 def test_losses_at_sinks_are_those_of_hooks_made_for_each_prompt(mini, alice, measured):
-    by, own = by_split(query_profile), measured[0.1].own
+    by, own = by_split(query_profile), measured[0.1].trained
     for prompt, tokens in enumerate(prompts_of_one_length(mini, alice, 40, 2)):
         sinks = attention_sinks(mini, tokens, 0.1)
         assert sinks[:, 0].all()
@@ -199,7 +199,7 @@ def test_losses_at_sinks_are_those_of_hooks_made_for_each_prompt(mini, alice, me
 
 @pytest.mark.slow
 def test_without_sinks_conditions_of_sinks_are_those_that_they_vary(measured):
-    own, plain = measured[1].own["loss"], {condition: name for name, condition in AT_SINKS.items()}
+    own, plain = measured[1].trained["loss"], {condition: name for name, condition in AT_SINKS.items()}
     plain |= {AT_RANDOM: "query_profile"} | {condition: name for name, condition in NO_VALUES.items()}
     assert sorted(plain) == sorted(OF_SINKS)
     for condition, name in plain.items():

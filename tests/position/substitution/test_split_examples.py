@@ -33,7 +33,7 @@ def maps_of_captured(model, tokens, layer, head):
 
 def test_the_maps_are_f_and_g_of_captured_q_and_k(mini, alice, result):
     tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
-    for model, data in ((mini, result.own), (random_like(mini, 0), result.null)):
+    for model, data in ((mini, result.trained), (random_like(mini, 0), result.null)):
         for number in range(2):
             one = data.isel(example=number)
             maps = maps_of_captured(model, tokens, int(one["layer"]), int(one["head"]))
@@ -52,15 +52,15 @@ def test_the_heads_are_those_of_most_and_least_position_and_the_null_has_the_sam
     tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
     heads = [(layer, head) for layer in range(4) for head in range(4)]
     ranked = sorted(heads, key=lambda place: float(maps_of_captured(mini, tokens, *place).r[0, 0]))
-    for data in (result.own, *result.nulls):
+    for data in (result.trained, *result.nulls):
         assert shown_heads(data) == [(*ranked[-1], "most position"), (*ranked[0], "least position")]
 
 
 def test_all_heads_that_are_asked_for_are_shown_and_no_other(mini, alice):
     few = SplitExamples()(mini, alice, heads=[(0, 1), (2, 3), (2, 0)], null_seeds=(), **CUT)
-    assert {one[:2] for one in shown_heads(few.own)} == {(0, 1), (2, 3), (2, 0)}
+    assert {one[:2] for one in shown_heads(few.trained)} == {(0, 1), (2, 3), (2, 0)}
     one = SplitExamples()(mini, alice, heads=[(1, 2)], null_seeds=(), **CUT)
-    assert shown_heads(one.own) == [(1, 2, "chosen")]
+    assert shown_heads(one.trained) == [(1, 2, "chosen")]
 
 
 TOKENS = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -68,13 +68,13 @@ TOKENS = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0
 
 def test_learned_positions_have_no_position_part_to_show(family_model):
     found = SplitExamples()(family_model("gpt2"), TOKENS, null_seeds=(0,), progress=False)
-    assert found.own.sizes["example"] == found.null.sizes["example"] == 0
+    assert found.trained.sizes["example"] == found.null.sizes["example"] == 0
     assert (found.kinds, found.findings()) == ([], [found.caveat])
 
 
 def test_of_alibi_the_position_part_is_the_slope(family_model):
     found = SplitExamples()(family_model("bloom"), TOKENS, null_seeds=(), progress=False)
-    rows = found.own["position"].isel(example=0).values
+    rows = found.trained["position"].isel(example=0).values
     steps = np.diff(rows[2:, 1:], axis=1)
     assert np.nanmin(steps) > 0
     np.testing.assert_allclose(steps[~np.isnan(steps)], np.nanmean(steps), rtol=1e-4)
@@ -85,8 +85,8 @@ def test_the_page_of_a_head_shows_softmax_of_each_map(mini, alice, result):
     props = attention_of(result.show(example=1).local_src)
     assert props["attentionHeadNames"] == ["true", "position", "content"]
     tokens = to_prompts(mini, alice, length=80, n_prompts=1)[0]
-    assert result.own["token"].values.tolist() == token_strings(mini, tokens[:64])
-    one = result.own.isel(example=1)
+    assert result.trained["token"].values.tolist() == token_strings(mini, tokens[:64])
+    one = result.trained.isel(example=1)
     (capture,) = captures_of(mini, tokens[None, :64], "pattern", layers=[int(one["layer"])])
     pattern = capture.pattern[int(one["head"]), 1:, 1:]
     true, position, content = np.array(props["attention"])

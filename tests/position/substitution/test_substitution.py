@@ -33,19 +33,19 @@ def result(mini, alice):
 
 def test_stories260k_has_the_reference_losses(stories, tinystories):
     tokens = torch.tensor(stories.tokenizer(tinystories[:8000]).input_ids[:1024]).view(4, 256)
-    own = Substitution(widths=(8,), dummy_distances=(64,))(stories, tokens, **QUIET).numbers
+    numbers = Substitution(widths=(8,), dummy_distances=(64,))(stories, tokens, **QUIET).numbers
     for condition, loss in STORIES.items():
-        assert own("loss", condition=condition).value == pytest.approx(loss, abs=0.01), condition
-    assert own("loss", condition="content").value > 4.2
-    share = own.measure.recovered(own)
+        assert numbers("loss", condition=condition).value == pytest.approx(loss, abs=0.01), condition
+    assert numbers("loss", condition="content").value > 4.2
+    share = numbers.measure.recovered(numbers)
     assert share["triangle_8"].value == pytest.approx(0.95, abs=0.005)
-    assert own("r", condition="three_axis").value > 0.85  # a good correlation, and yet:
+    assert numbers("r", condition="three_axis").value > 0.85  # a good correlation, and yet:
     assert share["three_axis"].value < 0.01
     assert share["three_axis_near_8"].value > 0.6  # the same form, other weights
 
 
 def test_shares_run_from_uniform_to_unchanged(result):
-    shares, unchanged = result.measure.recovered(result.numbers), result.own.sel(condition="unchanged")
+    shares, unchanged = result.measure.recovered(result.numbers), result.trained.sel(condition="unchanged")
     for name, expected in (("unchanged", 1), ("uniform_attention", 0)):  # the interval has no width
         assert [shares[name].value, shares[name].low, shares[name].high] == [expected] * 3
     assert all(one.low <= one.value <= one.high <= max(one.value, 1) for one in shares.values())
@@ -71,8 +71,8 @@ def shares(losses, unchanged, uniform):
     """`recovered` of rows of losses by prompt: value, low and high."""
     names = [*NO_STAND_IN, *map(str, range(len(losses)))]
     of_prompts = {"loss": (("condition", "prompt"), [unchanged, uniform, *losses])}
-    own = result_of(Substitution(), dataset_of(of_prompts, condition=names, prompt=range(len(unchanged)))).numbers
-    return [[one.value, one.low, one.high] for one in [*own.measure.recovered(own).values()][2:]]
+    numbers = result_of(Substitution(), dataset_of(of_prompts, condition=names, prompt=range(len(unchanged)))).numbers
+    return [[one.value, one.low, one.high] for one in [*numbers.measure.recovered(numbers).values()][2:]]
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.009, -0.5])
@@ -117,7 +117,7 @@ def test_one_prompt_is_enough(mini):
 def test_the_authors_settings_leave_early_layers_and_high_scores_alone(mini, alice):
     options = {**FEW, "dummy_distances": (1000,), "from_layer": 2}
     cut = {"length": 16, "n_prompts": 2, **QUIET}
-    found = [Substitution(**options, gamma=gamma)(mini, alice, **cut).own for gamma in (0.97, 1)]
+    found = [Substitution(**options, gamma=gamma)(mini, alice, **cut).trained for gamma in (0.97, 1)]
     some, every = (one.sel(condition="mean_key_1000") for one in found)
     assert some["r"].sel(layer=[0, 1]).isnull().all()
     assert some["r"].sel(layer=[2, 3]).notnull().all()
@@ -136,7 +136,7 @@ def test_the_authors_split_is_that_of_the_mean_key_with_their_settings(mini, sto
 
 def test_chosen_heads_are_replaced_alone(mini, alice):
     chosen, cut = [(1, 0), (1, 3), (2, 2)], {"length": 16, "n_prompts": 2}
-    data = Substitution(**FEW, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).own
+    data = Substitution(**FEW, from_layer=1)(mini, alice, heads=chosen, **cut, **QUIET).trained
     known = data.r.sel(condition="triangle_4").transpose("layer", "head").notnull().values
     assert np.argwhere(known).tolist() == [list(x) for x in chosen]
     hooks = substitute(mini, by_split(triangle(4)), heads=[(1, 0), (1, 3)])
@@ -151,7 +151,7 @@ def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family
     tokens = torch.randint(0, model.cfg.d_vocab, (2, 12), generator=torch.Generator().manual_seed(0))
     found = Substitution(widths=(4,), dummy_distances=(2,))(model, tokens, **QUIET)
     assert found.provenance["encoding"] == encoding
-    loss = found.own["loss"].mean("prompt")
+    loss = found.trained["loss"].mean("prompt")
     for split in ("mean_key_2", "triangle_4", "own_profile", "query_profile"):
         assert float(loss.sel(condition=split)) == pytest.approx(float(loss.sel(condition="unchanged")), abs=1e-4)
     assert found.findings() == [found.caveat]
@@ -162,7 +162,7 @@ def test_random_inits_of_worthless_attention_run_only_what_tells_so(result, mini
     measured = result.null["loss"].notnull().any("prompt")
     assert [str(one) for one in measured["condition"].values[measured.values]] == list(NO_STAND_IN)
     assert result.null["r"].sel(condition="triangle_4").notnull().all()
-    monkeypatch.setattr("tl_posgen.position.substitution.substitution.WORTHLESS", -1)
+    monkeypatch.setattr("tl_posgen.position.substitution.substitution.LEAST_COST", -1)
     whole = Substitution(**FEW)(mini, alice, length=24, n_prompts=4, null_seeds=(0,), progress=False).null
     assert whole["loss"].notnull().all()
     np.testing.assert_allclose(

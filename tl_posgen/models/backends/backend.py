@@ -132,7 +132,7 @@ class Backend(ABC):
 
     @abstractmethod
     def drafts(
-        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, left_to_hf: bool
     ) -> list[LayerGeometry]:
         """Return the geometries that the layer may have, not yet proved; UnsupportedModelError where none is known.
 
@@ -140,7 +140,7 @@ class Backend(ABC):
             plain: its shapes, without positions.
             fired: what its hooks carried in the probe's pass, by hook: "cos" and "sin" where a bridge rotates it.
             rotates: whether any layer of the model is rotated by cos and sin that hooks see.
-            handed_on: whether its attention is left to Hugging Face.
+            left_to_hf: whether its attention is left to Hugging Face.
         """
 
     def difference(self, origin: Origin) -> str:

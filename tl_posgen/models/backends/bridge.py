@@ -21,7 +21,7 @@ from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, 
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.conversion.convert import copy_tables
 from tl_posgen.models.conversion.files import first_line
-from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.conversion.hugging_face import silenced
 from tl_posgen.models.layers.fused import Attention
 from tl_posgen.models.layers.geometry import ContextLimit, LayerGeometry
 from tl_posgen.models.model import Model
@@ -97,7 +97,7 @@ class Bridge(Backend):
         return read
 
     def drafts(
-        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, left_to_hf: bool
     ) -> list[LayerGeometry]:
         layer, hf_attn = plain.layer, self._hf_attention(plain.layer)
         if hasattr(hf_attn, "kv_lora_rank"):
@@ -109,10 +109,10 @@ class Bridge(Backend):
             scale=attention_scale(hf_attn, plain.d_head),
             soft_cap=getattr(hf_attn, "attn_logit_softcapping", None),
             window=window_of(hf_attn, layer),
-            qk_norm="q_normed" in fired or (handed_on and _own_norm(hf_attn, "q") is not None),
+            qk_norm="q_normed" in fired or (left_to_hf and _own_norm(hf_attn, "q") is not None),
         )
         positions = self.model.cfg.positional_embedding_type
-        if "cos" in fired or (positions == "rotary" and handed_on):
+        if "cos" in fired or (positions == "rotary" and left_to_hf):
             ropes = _ropes(self.model.original_model, hf_attn, plain.d_head)
             turned = [replace(draft, encoding="rotary", rope=rope) for rope in ropes]
             # where no hook shows the rotation there may be none
@@ -151,7 +151,7 @@ class Bridge(Backend):
         reason = self.compare_with_hf()
         if reason == "":
             return ""
-        with quiet(seed=0):
+        with silenced(seed=0):
             made, _ = self.random_init(origin, moved=True)
         of_others = Bridge(made).compare_with_hf()
         return (reason or of_others) if of_others else ""

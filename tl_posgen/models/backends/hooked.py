@@ -71,7 +71,7 @@ class Hooked(Backend):
         return read
 
     def drafts(
-        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool
+        self, plain: LayerGeometry, fired: Mapping[str, Tensor], rotates: bool, left_to_hf: bool
     ) -> list[LayerGeometry]:
         """Return one draft, from the cfg and the attention module."""
         cfg, attn = self.model.cfg, self.model.blocks[plain.layer].attn

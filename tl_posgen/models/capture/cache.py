@@ -85,7 +85,7 @@ def captures_from_cache(
                 )
             if cache[name].is_meta:
                 raise InputError(f"the cache's {name}: on the device meta, which holds no numbers; give those of a run")
-        if one.handed_on and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
+        if one.left_to_hf and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
                 "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.files import first_line
-from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.conversion.hugging_face import silenced
 from tl_posgen.models.memory import is_released, release, trim
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import how_they_differ, random_tokens, rounding_remedy
@@ -254,5 +254,5 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
         copy_tables(inner, made)
         return made.to(weight.device).eval()
 
-    with quiet(seed=0), torch.autocast(weight.device.type, enabled=False):
+    with silenced(seed=0), torch.autocast(weight.device.type, enabled=False):
         return lay_by_rows(build(make, tokenizer, name, str(weight.device), backend))

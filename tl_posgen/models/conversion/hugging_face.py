@@ -30,7 +30,7 @@ TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
 
 
 @contextmanager
-def quiet(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
+def silenced(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
     """Suppress prints, warnings, log lines and progress bars; make new tensors on this device, whatever torch's default
     is. Afterwards everything is as before, the random states of the CPU and of this device too, which begin as after
     torch.manual_seed(seed)."""
@@ -235,7 +235,7 @@ def scaled_frequencies(
     }
     rope = {"rope_theta": base, "original_max_position_embeddings": training_length, **rules[rule]}
     sizes: dict[str, Any] = {"hidden_size": rotary_dim, "num_attention_heads": 1, "head_dim": rotary_dim}
-    with quiet():
+    with silenced():
         config = LlamaConfig(max_position_embeddings=training_length, rope_parameters=rope, **sizes)
         make = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
         theta, scaling = make(config, torch.device("cpu"), seq_len=round(factor * training_length))

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_posgen.models.geometry.probe import Found, Probed
+from tl_posgen.models.geometry.probe import Probed, ProbedOrReason
 
 _OF_VALUES = ("error", "sinks")  # fields that are seen in the scores of one pass
 _ROUNDING = 1e-2  # more than bfloat16 rounds: a model that is cast has its tables cast too
 
 
-def first_difference(ours: Sequence[Found], theirs: Sequence[Found]) -> str:
+def first_difference(ours: Sequence[ProbedOrReason], theirs: Sequence[ProbedOrReason]) -> str:
     """Return the first field of a layer's geometry that differs, with both values; "" where none does. Layers that one
     of the models has no description of are passed over.
 
@@ -22,8 +22,8 @@ def first_difference(ours: Sequence[Found], theirs: Sequence[Found]) -> str:
         >>> from tl_posgen import load_model
         >>> from tl_posgen.models.session import session_of
         >>> model = load_model("mini")
-        >>> here, model.blocks[0].attn.attn_scale = session_of(model).found(), 1.0
-        >>> first_difference(here, session_of(model).found(again=True))
+        >>> here, model.blocks[0].attn.attn_scale = session_of(model).layers(), 1.0
+        >>> first_difference(here, session_of(model).layers(again=True))
         'layer 0 has scale 1 where the model has 0.177'
     """
     for one, other in zip(ours, theirs, strict=True):

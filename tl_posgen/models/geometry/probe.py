@@ -28,24 +28,26 @@ class Probed:
     Attributes:
         names: part of a capture -> name of its hook.
         read: makes a part of what its hook carries, see `Backend.reader`.
-        handed_on: a bridge leaves its attention to Hugging Face, so that its scores show only while it is streamed.
+        left_to_hf: a bridge leaves its attention to Hugging Face, so that its scores show only while it is streamed.
     """
 
     geometry: LayerGeometry
     names: Mapping[str, str]
     read: Read
-    handed_on: bool = False
+    left_to_hf: bool = False
 
 
-Found: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why that cannot be said
+ProbedOrReason: TypeAlias = Probed | UnsupportedModelError  # what a layer is, or why that cannot be said
 
 
 @full_precision()
-def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
+def probe_layers(model: Model, backend: Backend) -> tuple[ProbedOrReason, ...]:
     """Return what was found in every layer, supported or not."""
     fired = _probe_run(model, backend)
-    handed_on = {layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])}
-    if handed_on:
+    left_to_hf = {
+        layer for layer, hooks in fired.items() if "attn_scores" in hooks and is_pattern(hooks["attn_scores"])
+    }
+    if left_to_hf:
 
         def forming(layer: int) -> Attention:
             return lambda *given: form(backend.model.blocks[layer].attn, *given)["z"]
@@ -54,11 +56,13 @@ def probe_layers(model: Model, backend: Backend) -> tuple[Found, ...]:
             fired = _probe_run(model, backend)
     rotates = any("cos" in hooks for hooks in fired.values())
     layers = range(model.cfg.n_layers)
-    return tuple(_probe_layer(backend, layer, fired[layer], rotates, layer in handed_on) for layer in layers)
+    return tuple(_probe_layer(backend, layer, fired[layer], rotates, layer in left_to_hf) for layer in layers)
 
 
 @torch.no_grad()
-def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, handed_on: bool) -> Found:
+def _probe_layer(
+    backend: Backend, layer: int, fired: Mapping[str, Tensor], rotates: bool, left_to_hf: bool
+) -> ProbedOrReason:
     try:
         for part in ("q", "k", "attn_scores"):
             if part not in fired:
@@ -75,16 +79,16 @@ def _probe_layer(backend: Backend, layer: int, fired: Mapping[str, Tensor], rota
         normed = "q_normed" in fired and "k_normed" in fired
         if normed:
             names |= {part: f"{names[part]}_normed" for part in ("q", "k")}
-        read = backend.reader(layer, normed=normed, norms=handed_on)
+        read = backend.reader(layer, normed=normed, norms=left_to_hf)
         q, k = (summable(read(part, fired[f"{part}_normed" if normed else part])[0]) for part in ("q", "k"))
         plain = LayerGeometry(layer, "none", len(q), len(k), q.shape[-1], q.shape[-1] ** -0.5)
-        drafts = backend.drafts(plain, fired, rotates, handed_on)
+        drafts = backend.drafts(plain, fired, rotates, left_to_hf)
         scores, pattern = plain_scores(summable(fired["attn_scores"][0]), q.dtype), fired.get("pattern")
         geometry, sinks = prove(drafts, q, k, scores), False
         if pattern is not None:
             rows = scores, summable(pattern[0]), pattern.dtype
             sinks = not is_softmax(*rows) and is_softmax(*rows, sinks=True)
-        return Probed(replace(geometry, sinks=sinks), names, read, handed_on)
+        return Probed(replace(geometry, sinks=sinks), names, read, left_to_hf)
     except UnsupportedModelError as refusal:
         return refusal.with_traceback(None)
 

@@ -62,7 +62,7 @@ class LayerCapture:
     _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for
     _shared: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict, repr=False)
 
-    def once(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def shared(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return function(this capture, *arguments), computed once for all measures that ask for it of this layer and
         prompt."""
         if (key := (function, *arguments)) not in self._shared:

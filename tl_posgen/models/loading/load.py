@@ -20,9 +20,9 @@ from tl_posgen.models.conversion.hugging_face import (
     load_hf_model,
     load_tokenizer,
     plan,
-    quiet,
     read_config,
     require_memory,
+    silenced,
 )
 from tl_posgen.models.model import Model
 from tl_posgen.models.same_logits import centred, how_they_differ
@@ -164,7 +164,7 @@ class Pretrained:
         place, of_tokenizer, commit = find_files(name, self.revision, self.tokenizer)
         chosen: Any = getattr(torch, self.dtype, "auto") if isinstance(self.dtype, str) else self.dtype
         quantised, said = None, ""
-        with quiet(), read_once(place) as gguf:
+        with silenced(), read_once(place) as gguf:
             config = read_config(place, trust)
             tokenizer = load_tokenizer(of_tokenizer, trust)
             if gguf is None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from tl_posgen.errors import check_seed
-from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.conversion.hugging_face import silenced
 from tl_posgen.models.loading.random_init import drawn_like
 from tl_posgen.models.loading.shuffle import shuffle
 from tl_posgen.models.model import Model
@@ -57,7 +57,7 @@ class NullKind:
         if self.draw is not None:
             return self.draw(session, seed, device)
         assert self.reorder is not None
-        with quiet(seed=0):
+        with silenced(seed=0):
             null = session.backend.copy(session.origin)
         self.reorder(null, check_seed(seed))
         session_of(null).remember_origin(replace(session.origin, seed=seed, initialisation=self.rule), proved=True)

@@ -7,7 +7,7 @@ import torch
 
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.conversion.convert import lay_by_rows
-from tl_posgen.models.conversion.hugging_face import quiet
+from tl_posgen.models.conversion.hugging_face import silenced
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
 
@@ -44,7 +44,7 @@ def random_like(model: Model | Session, seed: int, device: str = "cpu") -> Model
 def drawn_like(session: Session, seed: int, device: str = "cpu") -> Model:
     """Return `random_like` for this package's own passes: see `Pretrained.load` on `by_rows`."""
     model, origin = session.model, session.origin
-    with quiet(check_seed(seed), check_draws_on(device)):
+    with silenced(check_seed(seed), check_draws_on(device)):
         null, rule = session.backend.random_init(origin)
     null.cfg.default_prepend_bos = model.cfg.default_prepend_bos
     session_of(null).remember_origin(replace(origin, seed=seed, initialisation=rule, dequantised_from=None))

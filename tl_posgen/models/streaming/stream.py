@@ -135,7 +135,7 @@ class _Stream:
 
     def __init__(self, session: Session):
         self.session = session
-        self.geometries = {layer: one.geometry for layer, one in enumerate(session.found()) if isinstance(one, Probed)}
+        self.geometries = {layer: one.geometry for layer, one in enumerate(session.layers()) if isinstance(one, Probed)}
         self.listeners: list[Callable[[int, LayerAttention], None]] = []
         self.row_edits: defaultdict[int, dict[Any, None]] = defaultdict(dict)
         self.replaced = ExitStack()

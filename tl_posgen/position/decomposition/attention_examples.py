@@ -15,7 +15,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import MOST_CHOSEN, Run, examples_of, pick_heads, token_texts
-from tl_posgen.core.sums import First, Sums
+from tl_posgen.core.sums import OfFirstPrompt, Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.decomposition.three_axis import fit_capture
@@ -36,15 +36,17 @@ def _maps_of(data: xr.Dataset, example: int) -> np.ndarray:
 
 def _draw_patterns(result: Any) -> go.Figure:
     """Draw the three maps of every example head as heat maps, a row a head."""
-    heads = [head_name(*place) for place in zip(result.own["layer"].values, result.own["head"].values, strict=True)]
+    heads = [
+        head_name(*place) for place in zip(result.trained["layer"].values, result.trained["head"].values, strict=True)
+    ]
     panels = Panels([f"{head} · {name}" for head in heads for name in _MAPS], columns=len(_MAPS), row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
     for number, (example, kind) in enumerate(product(range(len(heads)), range(len(_MAPS)))):
-        shown = xr.DataArray(_maps_of(result.own, example)[kind], dims=("query", "key"))
+        shown = xr.DataArray(_maps_of(result.trained, example)[kind], dims=("query", "key"))
         panels.add(number, token_map(shown, **(difference if kind == 2 else attention)))
     panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
     subtitle = "attention of the scores, of the three-axis fit, their difference; first prompt; no random init"
-    return panels.finish(f"True and fitted attention · {model_label(result.own)}", subtitle)
+    return panels.titled(f"True and fitted attention · {model_label(result.trained)}", subtitle)
 
 
 def _labels(data: xr.Dataset) -> list[str]:
@@ -74,7 +76,7 @@ class AttentionExamples(Measure):
 
     Example:
         >>> result = AttentionExamples(examples=1)("mini", "Down, down, down.", null_seeds=())
-        >>> result.own["why"].values.tolist()
+        >>> result.trained["why"].values.tolist()
         ['closest to position + key', 'furthest from position + key']
     """
 
@@ -103,7 +105,7 @@ class AttentionExamples(Measure):
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"scores": _SCORES}
 
-    def findings(self, own: Any) -> list[str]:
+    def findings(self, numbers: Any) -> list[str]:
         return []  # the heads that are shown were picked for their numbers
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
@@ -112,7 +114,7 @@ class AttentionExamples(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         if layer.prompt:
             return {}
-        fit, place = layer.once(fit_capture)[0], layer.positions[:CROP]
+        fit, place = layer.shared(fit_capture)[0], layer.positions[:CROP]
         true = double(layer.scores(len(place))).softmax(-1)
         fitted = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
         both, r = torch.stack([true, fitted], 1).float(), fit.r_within_rows
@@ -121,9 +123,9 @@ class AttentionExamples(Measure):
             highest, lowest = (r.nan_to_num(other).argsort(descending=True, stable=True) for other in (-2, 2))
             heads = torch.cat([highest[: self.examples], lowest[-self.examples :]])
         few = both[..., :_TOKENS_OF_EVERY_HEAD, :_TOKENS_OF_EVERY_HEAD].clone()
-        return {"examples": First({"r": r, "heads": heads, "pattern": both[heads], "of_every_head": few})}
+        return {"examples": OfFirstPrompt({"r": r, "heads": heads, "pattern": both[heads], "of_every_head": few})}
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         r, maps, every = dict[tuple[int, int], float](), dict[tuple[int, int], Any](), dict[str, np.ndarray]()
         for layer, first in sums.by_layer("examples").items():
             found = first.value

@@ -109,14 +109,14 @@ class BiasAblation(Interventions):
         parts = _parts_of_scores(sums, run.tokens.shape[1])
         return {"loss": loss, **{str(part): array for part, array in parts.items()}}
 
-    def findings(self, own: Numbers) -> list[str]:
-        others = "; ".join(f"{in_words(name, self.words)} {own('position', condition=name):.0%}" for name in _SIDES)
+    def findings(self, numbers: Numbers) -> list[str]:
+        others = "; ".join(f"{in_words(name, self.words)} {numbers('position', condition=name):.0%}" for name in _SIDES)
         return [
-            *super().findings(own),
-            f"Position is {own('position'):.0%} of the score variance that softmax sees; with {others}.",
+            *super().findings(numbers),
+            f"Position is {numbers('position'):.0%} of the score variance that softmax sees; with {others}.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: loss, rise with its ends, and the parts of the scores."""
-        parts = own.frame({part: own.dataset[part] for part in PARTS}, "condition")
-        return super().table(own).merge(parts, on="condition", how="left")
+        parts = numbers.frame({part: numbers.dataset[part] for part in PARTS}, "condition")
+        return super().table(numbers).merge(parts, on="condition", how="left")

@@ -8,11 +8,11 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
-from tl_posgen.core.sums import First, Sums
+from tl_posgen.core.sums import OfFirstPrompt, Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import Session
 from tl_posgen.position.decomposition.numbers.bias_pairs import PAIRS, bias_pair_shares
@@ -118,7 +118,7 @@ class BiasPairs(Measure):
         return {"pair": PAIRS, "part": list(PARTS)}
 
     def usual(self) -> Mapping[str, Any]:
-        return {**OUT, "pair": ALONE, "part": "position"}
+        return {**WITHOUT_FIRST, "pair": ALONE, "part": "position"}
 
     def requires(self, session: Session) -> None:
         session.require_biases()
@@ -126,9 +126,9 @@ class BiasPairs(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         assert layer.projections is not None
         biases = tuple(bias[list(layer.heads)] for bias in layer.projections.biases)
-        return dict(zip(TOKENS, layer.once(triple_moments_of), strict=True)) | {"biases": First(biases)}
+        return dict(zip(TOKENS, layer.shared(triple_moments_of), strict=True)) | {"biases": OfFirstPrompt(biases)}
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         n, found = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, _) in sums.layers.items():
             (bias_q, bias_k), values = sums.by_layer("biases")[layer].value, []
@@ -142,31 +142,31 @@ class BiasPairs(Measure):
         data = sums.variables_of(found)
         return data.assign(of_biases=data["share"].sel(pair=ALONE, part="position", drop=True))
 
-    def position(self, own: Numbers) -> Number:
+    def position(self, numbers: Numbers) -> Number:
         """Return the share of position in what softmax sees: the sum over the four."""
-        return own.number(own.array("share", pair=None).sum("pair", skipna=False), (0, 1))
+        return numbers.number(numbers.array("share", pair=None).sum("pair", skipna=False), (0, 1))
 
-    def _position_without(self, own: Numbers) -> Number:
+    def _position_without(self, numbers: Numbers) -> Number:
         """Return the share of position in what softmax sees of the rest with the rest: both biases at zero, in each
         layer alone."""
-        alone = own.array("alone", pair=REST, part=None)
-        return own.number(alone.sel(part="position", drop=True) / alone.sum("part", skipna=False), (0, 1))
+        alone = numbers.array("alone", pair=REST, part=None)
+        return numbers.number(alone.sel(part="position", drop=True) / alone.sum("part", skipna=False), (0, 1))
 
-    def findings(self, own: Numbers) -> list[str]:
-        parts = ", ".join(f"{WORDS[pair]} {own('share', pair=pair):.1%}" for pair in PAIRS)
-        most, whole = own.extreme("of_biases"), self.position(own)
+    def findings(self, numbers: Numbers) -> list[str]:
+        parts = ", ".join(f"{WORDS[pair]} {numbers('share', pair=pair):.1%}" for pair in PAIRS)
+        most, whole = numbers.extreme("of_biases"), self.position(numbers)
         return [
             f"Position is {whole:.1%} of the score variance that softmax sees, mean over heads, first token left out: "
             f"{parts}. Most by biases alone: {most:.1%}.",
             "Without the biases of queries and keys, in each layer alone, it would be "
-            f"{self._position_without(own):.1%} of what softmax then sees.",
+            f"{self._position_without(numbers):.1%} of what softmax then sees.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row for each of the four: its share of position, content and interaction, and alone."""
         rows = []
         for pair in PAIRS:
-            values = {part: own("share", pair=pair, part=part).value for part in PARTS}
-            alone = {f"{part} alone": own("alone", pair=pair, part=part).value for part in PARTS}
+            values = {part: numbers("share", pair=pair, part=part).value for part in PARTS}
+            alone = {f"{part} alone": numbers("alone", pair=pair, part=part).value for part in PARTS}
             rows.append({"query-key": WORDS[pair], **values, **alone})
         return pd.DataFrame(rows)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
+from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
@@ -74,7 +74,7 @@ class MeanKey(Measure):
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "MeanKey":
         if self.d0 is not None:
             return self
-        windows = [one.geometry.window for one in session.found() if isinstance(one, Probed)]
+        windows = [one.geometry.window for one in session.layers() if isinstance(one, Probed)]
         reach = min(max(map(len, tokens)), *(window for window in windows if window), math.inf)
         return replace(self, d0=int(reach) - 1)
 
@@ -90,22 +90,22 @@ class MeanKey(Measure):
             *(layer.q, layer.k, geometry.rope, geometry.scale, self.labels()["d0"]),
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
-            scores=layer.once(pair_moments_of) if geometry.bilinear else None,
+            scores=layer.shared(pair_moments_of) if geometry.bilinear else None,
         )
 
     def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         names = "r", "r_within_rows"
         return of_all_layers(self, found, lambda products: dict(zip(names, products.correlation().mT, strict=True)))
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         return [
             f"Each query with the head's mean key, plus content as at distance {self.headline:g}, correlates with the "
-            f"scores at {own('r'):.3f}."
+            f"scores at {numbers('r'):.3f}."
         ]
 
     figures = {
         "map": head_map(
-            *("r", ("r", OUT)),
+            *("r", ("r", WITHOUT_FIRST)),
             title="Mean-key split",
             subtitle="f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)",
         ),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, row_ranges
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
+from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
@@ -62,7 +62,7 @@ class Residual(Measure):
     }
     figures = {
         "map": head_map(
-            *("share", ("share", OUT), ("top_share", OUT)),
+            *("share", ("share", WITHOUT_FIRST), ("top_share", WITHOUT_FIRST)),
             title="What the three-axis fit leaves",
             subtitle="share of the variance within rows that a(i-j) + b(i) + c(j) leaves; its top singular direction",
         )
@@ -82,7 +82,7 @@ class Residual(Measure):
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         _require_length(layer.length)
-        fit, found = layer.once(fit_capture)[0], []
+        fit, found = layer.shared(fit_capture)[0], []
         for heads in (slice(*some) for some in row_ranges(len(layer.heads), layer.length**2, ENTRIES)):
             part = layer.of_heads(heads)
             both = residual_sums(part.score_rows, fit.of_heads(heads), crop=CROP)
@@ -92,7 +92,7 @@ class Residual(Measure):
         )
         return of_all, rest
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         energy, within, n = (sums.sum(name, _DIMS) for name in ("energy", "within", "n"))
         top = sums.mean("top_share").where(energy > 0)
         share = energy / within.where(within > 0)
@@ -103,7 +103,7 @@ class Residual(Measure):
             for layer, (geometry, _) in sums.layers.items()
             if any(CausalPairs(m, geometry.window, False).saturated for m in set(sums.lengths.values()))
         ]
-        known, has_shape, asked = (one.sel(OUT).notnull() for one in (share, top, n))
+        known, has_shape, asked = (one.sel(WITHOUT_FIRST).notnull() for one in (share, top, n))
         saturated = share["layer"].isin(fitted)
         why = {
             "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & ~known & asked,
@@ -113,14 +113,15 @@ class Residual(Measure):
         told = [f"in {counted(int(heads.sum()), 'head')} {words}" for words, heads in why.items() if heads.any()]
         return data.assign_attrs(not_defined="; ".join(told))
 
-    def findings(self, own: Numbers) -> list[str]:
-        most, least = (own.extreme("share", top, **OUT) for top in (True, False))
+    def findings(self, numbers: Numbers) -> list[str]:
+        most, least = (numbers.extreme("share", top, **WITHOUT_FIRST) for top in (True, False))
         found = [
-            f"Position + query + key leave {own('share'):.0%} of the score variance within rows, without the first "
-            f"token {own('share', **OUT):.0%}, of which one singular direction holds {own('top_share', **OUT):.0%}. "
+            f"Position + query + key leave {numbers('share'):.0%} of the score variance within rows, without the first "
+            f"token {numbers('share', **WITHOUT_FIRST):.0%}, of which one singular direction holds "
+            f"{numbers('top_share', **WITHOUT_FIRST):.0%}. "
             f"Most: {most:.3f}; least: {least:.3f}."
         ]
-        return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
+        return found + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])
 
 
 def _values_of(sums: ResidualSums, capture: LayerCapture) -> dict[str, Float[Tensor, " head"]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, OUT, Measure, Variable
+from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Positive
 from tl_posgen.core.sums import Sums
@@ -47,7 +47,7 @@ def fit_capture(
     weights: Weights | None = None,
 ) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
     """Return the fits of a layer with and without the first token, None where nothing would be left;
-    `layer.once(fit_capture)` keeps the usual ones.
+    `layer.shared(fit_capture)` keeps the usual ones.
 
     Weighted by attention, every pair counts as softmax_j W_ij, what a sink takes left out. `iid_r` is then the r of the
     same scores shuffled over the head's pairs, under the attention that they then make: weights that follow the scores
@@ -55,7 +55,7 @@ def fit_capture(
     """
     how = {"ridge": ridge, "gauge": gauge}
     if not isinstance(weights, str):
-        return fits_of(layer.once(pair_moments_of) if weights is None else pair_moments_of(layer, weights), **how)
+        return fits_of(layer.shared(pair_moments_of) if weights is None else pair_moments_of(layer, weights), **how)
     refuse_long(layer.length)
     scores = double(layer.scores())
 
@@ -114,7 +114,7 @@ def weighting(weights: Weights | None) -> str:
 def _draw_curves(result: Any) -> go.Figure:
     """Draw a(i - j) of every head, a panel a layer."""
     gauge = f"gauge: {_GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
-    words = f"{result.own.attrs['weighting']}; {gauge}"
+    words = f"{result.trained.attrs['weighting']}; {gauge}"
     how: dict[str, Any] = {"y_title": "a", "log_x": True, "share": 1.0}
     return layer_curves(result, "a", "distance", title="Score by distance, a(i-j)", subtitle=words, **how)
 
@@ -187,7 +187,7 @@ class ThreeAxis(Measure):
     def of_layer(self, layer: LayerCapture) -> Any:
         if isinstance(self.weights, str):
             return fit_capture(layer, **asdict(self))
-        return layer.once(pair_moments_of) if self.weights is None else pair_moments_of(layer, self.weights)
+        return layer.shared(pair_moments_of) if self.weights is None else pair_moments_of(layer, self.weights)
 
     def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         if isinstance(self.weights, str):
@@ -195,7 +195,7 @@ class ThreeAxis(Measure):
         how = {"ridge": self.ridge, "gauge": self.gauge}
         return of_all_layers(self, found, lambda moments: _values_of(*fits_of(moments, **how)))
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))
         windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
         narrow = [one for one in windows if CausalPairs(max(lengths), one).saturated]
@@ -211,18 +211,20 @@ class ThreeAxis(Measure):
                 why = "scores are so large that their squares are no finite numbers in float32"
         return data.assign_attrs(weighting=weighting(self.weights), not_defined=why)
 
-    def findings(self, own: Numbers) -> list[str]:
-        if not own("r"):
-            return [f"Whether scores are position + query + key cannot be said: {own.attrs['not_defined']}."]
-        weighted = "" if own.attrs["weighting"] == _ALIKE else f" ({own.attrs['weighting']})"
-        size, n_heads = own("std"), int(own.data["r"].sel(tokens="all").notnull().sum())
+    def findings(self, numbers: Numbers) -> list[str]:
+        if not numbers("r"):
+            return [f"Whether scores are position + query + key cannot be said: {numbers.attrs['not_defined']}."]
+        weighted = "" if numbers.attrs["weighting"] == _ALIKE else f" ({numbers.attrs['weighting']})"
+        size, n_heads = numbers("std"), int(numbers.data["r"].sel(tokens="all").notnull().sum())
         return [
             "A sum of three curves, a(distance) + b(query) + c(key), correlates with the scores at "
-            f"r = {own('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{own.layers_not_above('r')}; without "
-            f"the first token {own('r', **OUT):.3f}.",
-            f"Within rows, which is all that softmax sees, r = {own('r_within_rows'):.3f}, of scores with a standard "
+            f"r = {numbers('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{numbers.layers_not_above('r')}; "
+            "without "
+            f"the first token {numbers('r', **WITHOUT_FIRST):.3f}.",
+            f"Within rows, which is all that softmax sees, r = {numbers('r_within_rows'):.3f}, of scores with a "
+            "standard "
             f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "
-            f"{own.extreme('r_within_rows'):.3f}; lowest: {own.extreme('r_within_rows', largest=False):.3f}.",
+            f"{numbers.extreme('r_within_rows'):.3f}; lowest: {numbers.extreme('r_within_rows', largest=False):.3f}.",
         ]
 
     figures = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
@@ -37,7 +37,7 @@ from tl_posgen.position.decomposition.numbers.variance_shares import (
     VarianceShares,
     variance_shares,
 )
-from tl_posgen.report.figures import MARKS, PATTERNS, Panels, at_usual_labels, evenly, finish, model_label, sides
+from tl_posgen.report.figures import MARKS, PATTERNS, Panels, at_usual_labels, drawn_models, evenly, model_label, titled
 from tl_posgen.report.head_figures import by_head, head_map, head_names, said_of_rows
 from tl_posgen.report.kinds import lines
 
@@ -58,10 +58,10 @@ def _draw_atlas(result: Any) -> go.Figure:
     """Draw each head in the triangle position, content, interaction."""
     figure = go.Figure()
     hover = "%{text}<br>position %{a:.2f}<br>content %{b:.2f}<br>interaction %{c:.2f}<extra></extra>"
-    for kind, (side, data, colour) in reversed([*zip(result.sides, sides(result), strict=True)]):
+    for kind, (side, data, colour) in reversed([*zip(result.by_kind, drawn_models(result), strict=True)]):
         parts = xr.Dataset({part: at_usual_labels(result, data[part]) for part in PARTS})
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
-        own = data is result.own
+        own = data is result.trained
         if own:
             bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top"}
             bar["tickvals"] = evenly(data["layer"].values.tolist())
@@ -82,7 +82,9 @@ def _draw_atlas(result: Any) -> go.Figure:
     axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
     figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.17, "yanchor": "top", "orientation": "h"})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
-    return finish(figure, f"Head atlas · {model_label(result.own)}", subtitle, height=640).update_layout(margin_b=120)
+    return titled(figure, f"Head atlas · {model_label(result.trained)}", subtitle, height=640).update_layout(
+        margin_b=120
+    )
 
 
 def _draw_places(result: Any) -> go.Figure:
@@ -92,7 +94,7 @@ def _draw_places(result: Any) -> go.Figure:
     for part, dark, light in (("content", "#1f6b45", "#9fd3b8"), ("interaction", "#a8431a", "#eeb39d")):
         for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
             bars[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
-    both, said = sides(result), ""
+    both, said = drawn_models(result), ""
     panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
     for number, (_, data, _) in enumerate(both):
         heads = by_head(at_usual_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
@@ -107,12 +109,14 @@ def _draw_places(result: Any) -> go.Figure:
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
     subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
-    return panels.finish(f"Where the key stands, per head · {model_label(result.own)}", subtitle + said)
+    return panels.titled(f"Where the key stands, per head · {model_label(result.trained)}", subtitle + said)
 
 
-def _of_distance_and_key(own: Numbers) -> xr.DataArray:
+def _of_distance_and_key(numbers: Numbers) -> xr.DataArray:
     """sqrt((k + d) / (1 - q)): the correlation of what softmax sees of w with the best a(d) + c(k)."""
-    return (own.array("share", part=["k", "d"]).sum("part", skipna=False) / (1 - own.array("share", part="q"))) ** 0.5
+    return (
+        numbers.array("share", part=["k", "d"]).sum("part", skipna=False) / (1 - numbers.array("share", part="q"))
+    ) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class Variance(Measure):
 
     Example:
         >>> result = Variance()("mini", "Down, down, down.", null_seeds=())
-        >>> bool((abs(result.own["share"].sum("part") - 1) < 1e-6).all())
+        >>> bool((abs(result.trained["share"].sum("part") - 1) < 1e-6).all())
         True
     """
 
@@ -259,11 +263,11 @@ class Variance(Measure):
         return self
 
     def usual(self) -> Mapping[str, Any]:
-        return {**OUT, "of": "scores"}
+        return {**WITHOUT_FIRST, "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        both = layer.once(triple_moments_of)
-        found = {"first_token": layer.once(first_token_attention)}
+        both = layer.shared(triple_moments_of)
+        found = {"first_token": layer.shared(first_token_attention)}
         places = {
             f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
             for side, x in (("q", layer.q), ("k", layer.k))
@@ -271,7 +275,7 @@ class Variance(Measure):
         }
         return dict(zip(TOKENS, both, strict=True)) | places | found
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         n, found = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, heads) in sums.layers.items():
             values = []
@@ -309,40 +313,43 @@ class Variance(Measure):
             why = f"in layer {', '.join(narrow)} a token sees itself alone, so softmax sees nothing vary"
         return data.assign_attrs(n_distances=n, not_defined=why)
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         found = []
-        if "absolute" in own:  # how much of content and interaction takes the key's place
-            seen, most = 1 - own.array("share", part="q"), own.extreme("absolute")
+        if "absolute" in numbers:  # how much of content and interaction takes the key's place
+            seen, most = 1 - numbers.array("share", part="q"), numbers.extreme("absolute")
             at = {part: {"part": list(PARTS[part]), "place": BY_KEY["place"]} for part in ("content", "interaction")}
-            arrays = {part: own.array("by_place", **labels).sum(["part", "place"]) for part, labels in at.items()}
-            parts = ", ".join(f"{own.number(array / seen):.1%} in {part}" for part, array in arrays.items())
-            of_most = own("absolute", layer=most.layer, head=most.head) if most.number else most.number
+            arrays = {part: numbers.array("by_place", **labels).sum(["part", "place"]) for part, labels in at.items()}
+            parts = ", ".join(f"{numbers.number(array / seen):.1%} in {part}" for part, array in arrays.items())
+            of_most = numbers("absolute", layer=most.layer, head=most.head) if most.number else most.number
             found.append(
-                f"Of the score variance that softmax can see, where the key stands makes {own('absolute'):.1%}, which "
+                f"Of the score variance that softmax can see, where the key stands makes {numbers('absolute'):.1%}, "
+                "which "
                 f"RoPE did not put there: {parts}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
             )
-        if not found or any(own(part).value for part in ("position", "interaction")):  # else zero by construction
-            n = counted(int(own.data["additive_r"].sel(OUT).notnull().sum()), "head")
-            size, parts = own("size"), ", ".join(f"{part} {own(part):.0%}" for part in PARTS)
-            of_query = own.data["share"].sel(OUT).sel(part="q")
+        if not found or any(numbers(part).value for part in ("position", "interaction")):  # else zero by construction
+            n = counted(int(numbers.data["additive_r"].sel(WITHOUT_FIRST).notnull().sum()), "head")
+            size, parts = numbers("size"), ", ".join(f"{part} {numbers(part):.0%}" for part in PARTS)
+            of_query = numbers.data["share"].sel(WITHOUT_FIRST).sel(part="q")
             found += [
                 f"Softmax sees how the scores of one query differ: by a standard deviation of {size.with_interval:.2f} "
                 f"logits{size.null_in_brackets:.2f}, mean over {n}, first token left out. Of this variance, where "
                 f"every query meets every key at every distance: {parts}, which needs both at once. Most position: "
-                f"{own.extreme('position'):.3f}; most interaction: {own.extreme('interaction'):.3f}.",
+                f"{numbers.extreme('position'):.3f}; most interaction: {numbers.extreme('interaction'):.3f}.",
                 "So what softmax sees correlates with the best position + content, f(query, distance) + g(query, key), "
-                f"at additive r = {own('additive_r'):.3f}{own.layers_not_above('additive_r')}. With each query's own "
-                f"term, which softmax cannot see, r = {own('additive_r_of_scores'):.3f}; this term is more than half "
+                f"at additive r = {numbers('additive_r'):.3f}{numbers.layers_not_above('additive_r')}. With each "
+                "query's own "
+                f"term, which softmax cannot see, r = {numbers('additive_r_of_scores'):.3f}; this term is more than "
+                "half "
                 f"of the variance in {int((of_query > 0.5).sum())} of {n}.",
             ]
-        if first := own("first_token"):
-            half = own.number((own.array("first_token") > 0.5).sum(HEAD))
-            n = counted(int(own.data["first_token"].notnull().sum()), "head")
+        if first := numbers("first_token"):
+            half = numbers.number((numbers.array("first_token") > 0.5).sum(HEAD))
+            n = counted(int(numbers.data["first_token"].notnull().sum()), "head")
             found.append(
                 f"The first token takes {first:.0%} of the attention of the queries behind it, mean over {n}, and more "
                 f"than half in {half.plain:.0f}{in_brackets(half.null_range)}."
             )
-        return found + ([f"Not defined: {own.attrs['not_defined']}."] if own.attrs["not_defined"] else [])
+        return found + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])
 
 
 def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:

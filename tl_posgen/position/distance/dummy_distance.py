@@ -13,7 +13,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import HEAD, OUT, Variable
+from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
@@ -71,7 +71,7 @@ def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Floa
         else:
             moments = pair_moments_from_scores(scores_at_distance(capture, d0, None), window=geometry.window)
         again.append(fits_of(moments))
-    both = zip(capture.once(fit_capture), zip(*again, strict=True), strict=True)
+    both = zip(capture.shared(fit_capture), zip(*again, strict=True), strict=True)
     return torch.stack([torch.stack([same_key_part(fit, one) for one in refits], -1) for fit, refits in both])
 
 
@@ -208,34 +208,41 @@ class DummyDistance(Interventions):
         }
         return at | beyond
 
-    def findings(self, own: Numbers) -> list[str]:
-        r, (distance, key, both) = own("key_part_r", **OUT), (own("share", part=part, **OUT) for part in PARTS)
-        refits = {d0: own("refit_r", d0=d0, **OUT) for d0 in own.data["d0"].values.tolist()}
+    def findings(self, numbers: Numbers) -> list[str]:
+        r, (distance, key, both) = (
+            numbers("key_part_r", **WITHOUT_FIRST),
+            (numbers("share", part=part, **WITHOUT_FIRST) for part in PARTS),
+        )
+        refits = {d0: numbers("refit_r", d0=d0, **WITHOUT_FIRST) for d0 in numbers.data["d0"].values.tolist()}
         defined = [d0 for d0, one in refits.items() if one] or list(refits)
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
         ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
         refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
-        at = {name: rise for name, rise in self.rises(own).items() if name.startswith("at ")}
+        at = {name: rise for name, rise in self.rises(numbers).items() if name.startswith("at ")}
         best = min(at, key=lambda name: at[name].value)
         return [
             f"First token left out, distance part and key part together correlate with the table at "
-            f"{own('additive_r', **OUT):.3f}; with it {own('additive_r'):.3f}. Of its variance the distance takes "
+            f"{numbers('additive_r', **WITHOUT_FIRST):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
+            "distance takes "
             f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}. Each distance's mean taken "
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
             f"linear trends left out: {refitted}.",
-            f"The model's loss of {own('loss'):.3f} rises by {at[best]:.3f} at least with every pair {best}.",
+            f"The model's loss of {numbers('loss'):.3f} rises by {at[best]:.3f} at least with every pair {best}.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        refits = {f"at {d0:.9g}": own("refit_r", d0=d0, **OUT).value for d0 in own.data["d0"].values.tolist()}
-        frame = super().table(own)
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        refits = {
+            f"at {d0:.9g}": numbers("refit_r", d0=d0, **WITHOUT_FIRST).value
+            for d0 in numbers.data["d0"].values.tolist()
+        }
+        frame = super().table(numbers)
         return frame.assign(refit_r=[refits.get(name, np.nan) for name in frame["condition"]])
 
     figures = {
         "map": head_map(
             *(("share", {"part": part}) for part in PARTS),
-            ("key_part_r", OUT),
+            ("key_part_r", WITHOUT_FIRST),
             title="Dummy-distance tables",
             subtitle="each query against each key at every distance: shares of the table's variance, and key part r",
         ),
@@ -251,7 +258,7 @@ class DummyDistance(Interventions):
             _curves,
             measure="refit_r",
             along="d0",
-            at=OUT,
+            at=WITHOUT_FIRST,
             title="The key part, fitted again",
             subtitle="correlation of c at the true distances with c with every pair at d0; no trend, first token out",
             y_title="correlation",

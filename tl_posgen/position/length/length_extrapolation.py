@@ -23,7 +23,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import judged
+from tl_posgen.models.loss import losses_of_logits
 from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
@@ -37,7 +37,7 @@ from tl_posgen.position.length.numbers import (
     output_drift,
     output_plane,
 )
-from tl_posgen.report.figures import Panels, line, model_label, sides
+from tl_posgen.report.figures import Panels, drawn_models, line, model_label
 from tl_posgen.report.kinds import lines
 
 SHORT = 256  # tokens
@@ -79,14 +79,14 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
     """Return a function of a result to panels with a curve a condition, from the names of variables to titles; of the
     drift of outputs the median over heads, of their distance as a multiple of the noise level."""
 
-    def drawn(own: Numbers, name: str, condition: str) -> xr.DataArray:
-        array = own.array(name, condition=condition)
+    def drawn(numbers: Numbers, name: str, condition: str) -> xr.DataArray:
+        array = numbers.array(name, condition=condition)
         if name == "frechet":
-            array = array / own.array("noise_level")
+            array = array / numbers.array("noise_level")
         return array.median(HEAD) if name in _DRIFT else array
 
     def of_result(result: Any) -> dict[str, Any]:
-        conditions = result.own["condition"].values.tolist()
+        conditions = result.trained["condition"].values.tolist()
         curves = {
             name: [(in_words(one, WORDS), partial(drawn, name=name, condition=one)) for one in conditions]
             for name in titles
@@ -97,13 +97,13 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _length(result: Any) -> str:
-    return f"inside: {_in_training_lengths(result.measure.inside, result.own.attrs)}"
+    return f"inside: {_in_training_lengths(result.measure.inside, result.trained.attrs)}"
 
 
 def _draw_outputs(result: Any) -> go.Figure:
     """Draw outputs on the first two principal components of the unchanged ones inside, coloured by position."""
-    both, inside = sides(result), result.measure.inside
-    conditions = [str(condition) for condition in result.own["condition"].values]
+    both, inside = drawn_models(result), result.measure.inside
+    conditions = [str(condition) for condition in result.trained["condition"].values]
     rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in both for layer in data["shown_layer"].values]
     titles = [
         f"{in_words(condition, WORDS)}, layer {int(data['shown_layer'])}<br>{side}: share "
@@ -127,7 +127,7 @@ def _draw_outputs(result: Any) -> go.Figure:
             panels.add(row * len(conditions) + column, go.Scatter(x=x, y=y, **look), ring)
         reach = max(2.2, 1.1 * float(abs(points).quantile(0.999)))
         panels.figure.update_xaxes(range=[-reach, reach], row=row + 1).update_yaxes(range=[-reach, reach], row=row + 1)
-    times = result.own.sizes["segment"]
+    times = result.trained.sizes["segment"]
     bar = {"title": "position<br>over the length", "thickness": 12, "len": 400, "lenmode": "pixels", "y": 1}
     scale = [(0.0, "#c6dbef"), (1 / times, "#08519c")]  # blue up to the length, red beyond
     scale += [(1 / times, "#fdd0a2"), (1.0, "#a50f15")] if times > 1 else []
@@ -138,8 +138,8 @@ def _draw_outputs(result: Any) -> go.Figure:
         "the second half of the training length,<br>in standard deviations there (ring: 2). Blue inside, red beyond. "
         "Share: of the variance inside, in this plane"
     )
-    title = f"Outputs inside and beyond the training length · {model_label(result.own)}"
-    return panels.axes("component 1", "component 2").finish(title, subtitle)
+    title = f"Outputs inside and beyond the training length · {model_label(result.trained)}"
+    return panels.axes("component 1", "component 2").titled(title, subtitle)
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ class LengthExtrapolation(Measure):
                     needs = frozenset({"v", "attn_scores", "pattern", "logits"})
                     logits = run_capture(session, tokens, partial(add_layer, number), needs, **where)
                 assert logits is not None
-                losses.append(judged(session, logits, tokens)[0].cpu().numpy())
+                losses.append(losses_of_logits(session, logits, tokens)[0].cpu().numpy())
             if condition == "unchanged":  # which comes first
                 halves.update({layer: (moments[layer, 0, 0], moments[layer, 1, 0]) for layer in layers})
                 planes.update(
@@ -370,33 +370,35 @@ class LengthExtrapolation(Measure):
             )
         )
 
-    def beyond(self, own: Numbers, condition: str) -> dict[str, Number]:
+    def beyond(self, numbers: Numbers, condition: str) -> dict[str, Number]:
         """Return the numbers of one condition, means of the segments beyond the training length: loss, its rise over
         the unchanged model's inside, and the share of heads within the noise level."""
         names = ("segment_loss", "frechet")
-        at = {one: own.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names}
-        inside = own.array("segment_loss", condition="unchanged").sel(segment=0)
+        at = {
+            one: numbers.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names
+        }
+        inside = numbers.array("segment_loss", condition="unchanged").sel(segment=0)
         return {
-            "loss": own.number(at["segment_loss"]),
-            "rise": own.number(at["segment_loss"] - inside),
-            "within_noise": own.number(within_noise(at["frechet"], own.array("noise_level"))),
+            "loss": numbers.number(at["segment_loss"]),
+            "rise": numbers.number(at["segment_loss"] - inside),
+            "within_noise": numbers.number(within_noise(at["frechet"], numbers.array("noise_level"))),
         }
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         assert self.inside is not None
-        length = _in_training_lengths(self.inside, own.attrs)
+        length = _in_training_lengths(self.inside, numbers.attrs)
         if self.times < 2:
             return [f"Nothing was run beyond {length}."]
         said = []
-        for condition in own.data["condition"].values.tolist():
-            numbers = self.beyond(own, condition)
+        for condition in numbers.data["condition"].values.tolist():
+            beyond = self.beyond(numbers, condition)
             said.append(
-                f"Beyond {length}, {in_words(condition, WORDS)}: the loss is {numbers['loss'].plain:.2f}, "
-                f"{numbers['rise']:+.2f} against the unchanged model's inside it; the outputs of "
-                f"{numbers['within_noise']:.0%} of heads stay in their distribution."
+                f"Beyond {length}, {in_words(condition, WORDS)}: the loss is {beyond['loss'].plain:.2f}, "
+                f"{beyond['rise']:+.2f} against the unchanged model's inside it; the outputs of "
+                f"{beyond['within_noise']:.0%} of heads stay in their distribution."
             )
-        inside = own("segment_loss", condition="unchanged", segment=0)
-        noise = own.number(own.array("noise_level").median(HEAD))
+        inside = numbers("segment_loss", condition="unchanged", segment=0)
+        noise = numbers.number(numbers.array("noise_level").median(HEAD))
         return [
             *said,
             "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
@@ -404,19 +406,19 @@ class LengthExtrapolation(Measure):
             f"head. The unchanged model's loss inside is {inside:.2f}.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition and multiple of the training length: loss, medians over heads, mean entropy."""
         assert self.inside is not None
-        segment = (own.data["bin"] // self.inside).rename("segment")
-        frechet, noise = own.array("frechet"), own.array("noise_level")
+        segment = (numbers.data["bin"] // self.inside).rename("segment")
+        frechet, noise = numbers.array("frechet"), numbers.array("noise_level")
         columns = {
-            "loss": own.array("segment_loss"),
+            "loss": numbers.array("segment_loss"),
             "frechet": frechet.median(HEAD),
             "noise_level": noise.median(HEAD),
             "within_noise": within_noise(frechet, noise),
-            "norm_ratio": own.array("norm_ratio").median(HEAD),
-            "entropy": own.array("entropy").mean(HEAD).groupby(segment).mean(),
+            "norm_ratio": numbers.array("norm_ratio").median(HEAD),
+            "entropy": numbers.array("entropy").mean(HEAD).groupby(segment).mean(),
         }
-        frame = own.frame(columns, "condition", "segment")
+        frame = numbers.frame(columns, "condition", "segment")
         frame["segment"] += 1
         return frame.rename(columns={"segment": "times"})

@@ -46,7 +46,7 @@ WORDS = {
 
 def _curves(result: Any) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
     """Return a panel a reach, and one of the cloze, with a curve a condition."""
-    data, conditions = result.own, result.own["condition"].values.tolist()
+    data, conditions = result.trained, result.trained["condition"].values.tolist()
     panels = {
         f"rise of the loss, {reach}": [
             (WORDS[one], "change", {"condition": one, "reach": reach, "target": "unmoved"}) for one in conditions
@@ -253,40 +253,47 @@ class Perturbation(Measure):
         few, many = (min(ratios, key=lambda ratio: abs(ratio - one)) for one in (FEW, MANY))
         return few, many, max(ratios)
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         found, (few, many, most) = [], self.few_many_most
-        for condition in (one for one in _WITH_SENTENCE if one in own.data["condition"].values):
-            rises = {one: own("change", condition=condition, ratio=one) for one in sorted({few, many, most})}
+        for condition in (one for one in _WITH_SENTENCE if one in numbers.data["condition"].values):
+            rises = {one: numbers("change", condition=condition, ratio=one) for one in sorted({few, many, most})}
             said = ", ".join(f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items())
             least, more = rises[few].value, rises[many].value
             if least > 0 and few < many:
                 said += f"; from {few:.0%} to {many:.0%} {more / least:.1f}-fold (proportional: {many / few:.1f})"
             found.append(f"The loss rises under {WORDS[condition]}, all targets, in nats: {said}.")
-        if "cloze_accuracy" not in own:
+        if "cloze_accuracy" not in numbers:
             return found
-        least, n = float(min(self.ratios)), own.data.sizes["item"]
-        done = own.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
-        in_order = own("cloze_accuracy", ratio=least, condition=done[0])
-        moved = (f"{WORDS[one]} {own('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}" for one in done)
+        least, n = float(min(self.ratios)), numbers.data.sizes["item"]
+        done = numbers.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
+        in_order = numbers("cloze_accuracy", ratio=least, condition=done[0])
+        moved = (
+            f"{WORDS[one]} {numbers('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}" for one in done
+        )
         return [
             *found,
-            f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if own.inits else ''}, {least:.0%} of the "
+            f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if numbers.inits else ''}, {least:.0%} of "
+            "the "
             f"context moved: accuracy {in_order.plain:.0%}{in_order.null_in_brackets:.0%}; chance {1 / N_CHOICES:.0%}. "
             f"With {most:.0%} moved: {'; '.join(moved)}.",
         ]
 
-    def table(self, own: Numbers) -> pd.DataFrame:
+    def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition and ratio (few, many, most), widest reach, all targets: the rise in nats, less P's;
         cloze."""
-        found, conditions = [], own.data["condition"].values.tolist()
+        found, conditions = [], numbers.data["condition"].values.tolist()
         for condition in conditions:
             for ratio in sorted({*self.few_many_most}):
-                change, at = own.array("change", ratio=ratio), {"condition": condition, "ratio": ratio}
-                rise = own("change", **at)
+                change, at = numbers.array("change", ratio=ratio), {"condition": condition, "ratio": ratio}
+                rise = numbers("change", **at)
                 row = {"condition": condition, "moved": f"{ratio:.0%}", "rise": rise.value}
                 row |= {"low": rise.low, "high": rise.high}
                 if "positions" in conditions:
-                    gap = own.number((change - change.sel(condition="positions", drop=True)).sel(condition=condition))
+                    gap = numbers.number(
+                        (change - change.sel(condition="positions", drop=True)).sel(condition=condition)
+                    )
                     row |= {"less P": gap.value, "from": gap.low, "to": gap.high}
-                found.append(row | ({"cloze": own("cloze_accuracy", **at).value} if "cloze_accuracy" in own else {}))
+                found.append(
+                    row | ({"cloze": numbers("cloze_accuracy", **at).value} if "cloze_accuracy" in numbers else {})
+                )
         return pd.DataFrame(found)

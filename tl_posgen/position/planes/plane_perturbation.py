@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import OUT, Variable, in_words
+from tl_posgen.core.measure import WITHOUT_FIRST, Variable, in_words
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold
@@ -55,7 +55,7 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArr
     Args:
         by_planes: planes by number, NaN where a layer has fewer; else bands by name, which sum planes.
     """
-    known = planes.sel(layer=layers, **OUT).drop_vars("tokens").rename(plane="planes")
+    known = planes.sel(layer=layers, **WITHOUT_FIRST).drop_vars("tokens").rename(plane="planes")
     turning = np.isfinite(known["wavelength"])
     known, turning = (one.isel(planes=turning.any("layer").values) for one in (known, turning))
     parts = (known["share_by_plane"] * known["share"] * known["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
@@ -137,8 +137,8 @@ class PlanePerturbation(Interventions):
         "rise": bars(
             {
                 "rise of the loss, nats": [
-                    ("edit", lambda own: own.measure.of_edits(own)),
-                    ("random rotation of equal energy", lambda own: own.measure.of_edits(own, "control")),
+                    ("edit", lambda numbers: numbers.measure.of_edits(numbers)),
+                    ("random rotation of equal energy", lambda numbers: numbers.measure.of_edits(numbers, "control")),
                 ]
             },
             "condition",
@@ -224,48 +224,48 @@ class PlanePerturbation(Interventions):
 
         planes = range(max(n_planes.values())) if by_planes else BANDS
         data = data.merge(run.grid(one_cell, pure=True, map_edit=self.map_edits, layer=list(n_planes), planes=planes))
-        return data.assign(share=plane_shares(run.found(Planes), list(n_planes), by_planes))
+        return data.assign(share=plane_shares(run.dataset_of(Planes), list(n_planes), by_planes))
 
-    def rise_of(self, own: Numbers, cost: str = COSTS[0]) -> xr.DataArray:
-        loss = own.array("loss", condition=None, cost=cost)
+    def rise_of(self, numbers: Numbers, cost: str = COSTS[0]) -> xr.DataArray:
+        loss = numbers.array("loss", condition=None, cost=cost)
         return loss - loss.sel(condition=UNTOUCHED, drop=True)
 
-    def of_edits(self, own: Numbers, cost: str = COSTS[0]) -> xr.DataArray:
+    def of_edits(self, numbers: Numbers, cost: str = COSTS[0]) -> xr.DataArray:
         """Return the rises by each edit of all planes of q and k at the highest strength."""
-        return self.rise_of(own, cost).sel(condition=list(self.edits))
+        return self.rise_of(numbers, cost).sel(condition=list(self.edits))
 
-    def _less_control(self, own: Numbers, condition: str) -> Number:
+    def _less_control(self, numbers: Numbers, condition: str) -> Number:
         """Return the rise less that of its control."""
-        loss = own.array("loss", condition=condition, cost=None)
-        return own.number(loss.sel(cost="edit") - loss.sel(cost="control"))
+        loss = numbers.array("loss", condition=condition, cost=None)
+        return numbers.number(loss.sel(cost="edit") - loss.sel(cost="control"))
 
-    def rho(self, own: Numbers, edit: str, part: str = "position", cost: str = COSTS[0]) -> Number:
+    def rho(self, numbers: Numbers, edit: str, part: str = "position", cost: str = COSTS[0]) -> Number:
         """Return Spearman's rho over the planes of the map of their cost with what they carry of a part."""
-        rise, share = own.array("map_rise", map_edit=edit, cost=cost), own.array("share", part=part)
-        return own.correlation(rise, share, ranks=True, over=("layer", "planes"))
+        rise, share = numbers.array("map_rise", map_edit=edit, cost=cost), numbers.array("share", part=part)
+        return numbers.correlation(rise, share, ranks=True, over=("layer", "planes"))
 
-    def findings(self, own: Numbers) -> list[str]:
-        share, rises = "" if self.most == 1 else f" at strength {self.most:g}", self.rises(own)
+    def findings(self, numbers: Numbers) -> list[str]:
+        share, rises = "" if self.most == 1 else f" at strength {self.most:g}", self.rises(numbers)
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
         beside = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = (
             f"{in_words(edit, self.words)} {rises[edit].with_interval:+.3f}, "
-            f"{self._less_control(own, edit).with_interval:+.3f} more than a "
+            f"{self._less_control(numbers, edit).with_interval:+.3f} more than a "
             "random rotation of the same energy"
             for edit in self.edits
         )
         found = [f"Rise of the loss in nats, all planes of q and k edited{share}{beside}: {'; '.join(costs)}."]
-        if "map_rise" in own:
-            edits = own.data["map_edit"].values
-            rhos = (f"{in_words(edit, self.words)} {self.rho(own, edit):.2f}" for edit in edits)
+        if "map_rise" in numbers:
+            edits = numbers.data["map_edit"].values
+            rhos = (f"{in_words(edit, self.words)} {self.rho(numbers, edit):.2f}" for edit in edits)
             found.append(
                 f"Over planes, the rise has a rank correlation with what they carry of position: {'; '.join(rhos)}."
             )
         return found
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        control = own.along(self.rise_of(own, "control"), "condition")
-        return super().table(own).assign(control=[one.value for one in control])
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        control = numbers.along(self.rise_of(numbers, "control"), "condition")
+        return super().table(numbers).assign(control=[one.value for one in control])
 
 
 def _third(band: str) -> Callable[[Rope], Tensor]:

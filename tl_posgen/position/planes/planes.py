@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.measure import HEAD, OUT, TOKENS, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, Positive
@@ -31,14 +31,14 @@ from tl_posgen.position.planes.numbers.plane_patterns import (
     side_patterns,
     sufficiency,
 )
-from tl_posgen.report.figures import MARKS, Panels, model_label, sides
+from tl_posgen.report.figures import MARKS, Panels, drawn_models, model_label
 from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
 _SIDES = {"q": "queries", "k": "keys"}
 _SYMBOLS = {"q": "circle", "k": "diamond-open"}
 _BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
-_INTERACTION = {"part": "interaction", **OUT}
+_INTERACTION = {"part": "interaction", **WITHOUT_FIRST}
 
 
 def require_rope(self: Measure, session: Session) -> None:
@@ -56,7 +56,7 @@ def require_rope_in_layers(self: Measure, run: Run) -> None:
     """Refuse chosen layers none of which rotates, as `Measure.refuse`; layers that are not understood are refused when
     they run."""
     layers = list(select_heads(run.session, **run.where))
-    known = [found for layer in layers if isinstance(found := run.session.found()[layer], Probed)]
+    known = [found for layer in layers if isinstance(found := run.session.layers()[layer], Probed)]
     if len(known) == len(layers) and not any(layer.geometry.rope.rotary_dim for layer in known):
         raise UnsupportedModelError(
             f"layers {', '.join(map(str, layers))}: none of them has RoPE, so there are no planes; choose other "
@@ -68,7 +68,7 @@ def _draw_phases(result: Any) -> go.Figure:
     """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
     highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
     chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
-    both = [(side, data.sel(OUT)) for side, data, _ in sides(result)]
+    both = [(side, data.sel(WITHOUT_FIRST)) for side, data, _ in drawn_models(result)]
     places = [*product(both, chosen.items())]
     titles = [f"{f'most {part}: ' * (side == both[0][0])}{head_name(*at)} · {side}" for (side, _), (part, at) in places]
     polar = [[{"type": "polar"}] * len(chosen)] * len(both)
@@ -95,7 +95,7 @@ def _draw_phases(result: Any) -> go.Figure:
             panels.add(number, markers)
     angles = {"thetaunit": "radians", "dtick": np.pi / 2}
     panels.figure.update_polars(angularaxis=angles, radialaxis={"nticks": 4, "angle": 45, "range": [0, 1.03]})
-    finite = np.log10(result.own["wavelength"].values[np.isfinite(result.own["wavelength"].values)])
+    finite = np.log10(result.trained["wavelength"].values[np.isfinite(result.trained["wavelength"].values)])
     ticks = np.arange(np.floor(finite.min()), np.ceil(finite.max()) + 1)
     bar = {"title": "wavelength", "thickness": 12, "tickvals": ticks, "ticktext": [f"{10**t:,.0f}" for t in ticks]}
     colours = {"colorscale": MARKS, "cmin": finite.min(), "cmax": finite.max(), "colorbar": bar}
@@ -105,8 +105,8 @@ def _draw_phases(result: Any) -> go.Figure:
         "one marker a plane, filled of queries, open of keys: angle = mean phase before RoPE, radius = concentration; "
         "first token left out"
     )
-    title = f"Phases of queries and keys · {model_label(result.own)}"
-    figure: Any = panels.finish(title, subtitle)
+    title = f"Phases of queries and keys · {model_label(result.trained)}"
+    figure: Any = panels.titled(title, subtitle)
     return figure.update_layout(margin_t=figure.layout.margin.t + 20)  # labels of angles
 
 
@@ -177,16 +177,18 @@ class Planes(Measure):
     figures = {
         "planes": lines(
             {
-                "length of z": [(name, "magnitude", {"side": side, **OUT}) for side, name in _SIDES.items()],
-                "concentration": [(name, "concentration", {"side": side, **OUT}) for side, name in _SIDES.items()],
-                "share of the plane": [(part, "share_by_plane", {"part": part, **OUT}) for part in PARTS[:2]],
+                "length of z": [(name, "magnitude", {"side": side, **WITHOUT_FIRST}) for side, name in _SIDES.items()],
+                "concentration": [
+                    (name, "concentration", {"side": side, **WITHOUT_FIRST}) for side, name in _SIDES.items()
+                ],
+                "share of the plane": [(part, "share_by_plane", {"part": part, **WITHOUT_FIRST}) for part in PARTS[:2]],
             },
             "plane",
             title="What planes carry",
             subtitle="before RoPE, first token left out; mean over heads; planes by number, the fastest first",
         ),
         "scatter": points(
-            ("score_sum", OUT),
+            ("score_sum", WITHOUT_FIRST),
             ("share", _INTERACTION),
             title="Do the planes foretell how additive a head is?",
             subtitle="first token left out",
@@ -215,7 +217,7 @@ class Planes(Measure):
         both = [PlaneMoments.from_qk(layer.q, layer.k, rope, first_token=first) for first in (True, False)]
         return dict(zip(TOKENS, both, strict=True))
 
-    def finish(self, sums: Sums) -> xr.Dataset:
+    def of_sums(self, sums: Sums) -> xr.Dataset:
         n = self.n_distances or max(sums.lengths.values())
         all_tokens, rest = (sums.by_layer(tokens) for tokens in TOKENS)
         found = {}
@@ -235,19 +237,23 @@ class Planes(Measure):
         data = sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
         return data.assign_attrs(n_distances=n)
 
-    def correlation(self, own: Numbers, *, ranks: bool = False) -> Number:
+    def correlation(self, numbers: Numbers, *, ranks: bool = False) -> Number:
         """Return the correlation over heads of the sum of the plane scores with the interaction share, first token left
         out."""
-        return own.correlation(own.array("score_sum", **OUT), own.array("share", **_INTERACTION), ranks=ranks)
+        return numbers.correlation(
+            numbers.array("score_sum", **WITHOUT_FIRST), numbers.array("share", **_INTERACTION), ranks=ranks
+        )
 
-    def findings(self, own: Numbers) -> list[str]:
-        q, k = (f"{own('concentration', side=side, **OUT):.3f}" for side in "qk")
-        n_heads = int(own.data["additive"].sel(tokens="all").notnull().sum())
+    def findings(self, numbers: Numbers) -> list[str]:
+        q, k = (f"{numbers('concentration', side=side, **WITHOUT_FIRST):.3f}" for side in "qk")
+        n_heads = int(numbers.data["additive"].sel(tokens="all").notnull().sum())
         return [
-            f"Over heads, plane scores predict the interaction share of {own('share', **_INTERACTION):.3f}, r = "
-            f"{self.correlation(own):.2f}, first token left out. Their sum is {own('score_sum', **OUT):.2f} standard "
+            f"Over heads, plane scores predict the interaction share of {numbers('share', **_INTERACTION):.3f}, r = "
+            f"{self.correlation(numbers):.2f}, first token left out. Their sum is "
+            f"{numbers('score_sum', **WITHOUT_FIRST):.2f} standard "
             "deviations of the scores; above 1 it bounds nothing by itself.",
             f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. With it, the criterion "
-            f"at eps = {self.eps:g} certifies {own('additive'):.0%} of {n_heads} heads as additive; where null models "
+            f"at eps = {self.eps:g} certifies {numbers('additive'):.0%} of {n_heads} heads as additive; where null "
+            "models "
             "are certified as often, it tells nothing.",
         ]

@@ -22,7 +22,7 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.substitution.numbers import SplitMaps, split_maps
 from tl_posgen.report.circuits import attention_maps
-from tl_posgen.report.figures import DIVERGING, Panels, model_label, sides, token_map
+from tl_posgen.report.figures import DIVERGING, Panels, drawn_models, model_label, token_map
 
 N_TOKENS = 64
 MAPS = ("scores", "position", "content")
@@ -52,7 +52,7 @@ def _token_page(data: xr.Dataset, example: int) -> Any:
 
 def _draw_maps(result: Any) -> go.Figure:
     """Draw scores, position and content, a row a head; below each head the same one of the random init."""
-    both, n = sides(result), result.own.sizes["example"]
+    both, n = drawn_models(result), result.trained.sizes["example"]
     rows = [(side, data, number) for number, (side, data, _) in product(range(n), both)]
     shown, titles = [data.isel(example=number) for _, data, number in rows], []
     for (side, *_), one in zip(rows, shown, strict=True):
@@ -72,8 +72,8 @@ def _draw_maps(result: Any) -> go.Figure:
         "g(q, k) at the mean over distances;<br>r: of the part with the scores. Red high, blue low, a scale a row. "
         "Below each head the same one of the random init"
     )
-    title = f"Scores, position and content · {model_label(result.own)}"
-    return panels.axes("key", "query").finish(title, subtitle)
+    title = f"Scores, position and content · {model_label(result.trained)}"
+    return panels.axes("key", "query").titled(title, subtitle)
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,15 @@ class SplitExamples(Measure):
 
         return head_examples(run, shown, len(shown), picks, examples)
 
-    def findings(self, own: Numbers) -> list[str]:
+    def findings(self, numbers: Numbers) -> list[str]:
         lines = []
-        for example in own.data["example"].values.tolist():
-            place, numbers = own.data.sel(example=example), [own("r", example=example, part=part) for part in PARTS]
-            nulls = (in_brackets(f"random init {one.of_inits.plain:.2f}" if one.inits else "") for one in numbers)
-            position, content, both = map("{:.2f}{}".format, (one.plain for one in numbers), nulls)
+        for example in numbers.data["example"].values.tolist():
+            place, r_of_parts = (
+                numbers.data.sel(example=example),
+                [numbers("r", example=example, part=part) for part in PARTS],
+            )
+            nulls = (in_brackets(f"random init {one.of_inits.plain:.2f}" if one.inits else "") for one in r_of_parts)
+            position, content, both = map("{:.2f}{}".format, (one.plain for one in r_of_parts), nulls)
             lines.append(
                 f"{head_name(place['layer'], place['head'])}, {place['why'].item()}: within rows of one "
                 f"prompt scores correlate with their position part at {position}, with their content part at "

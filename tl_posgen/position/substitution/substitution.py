@@ -22,7 +22,7 @@ from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Sha
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList
 from tl_posgen.editing.score_functions import ScoresOf
-from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, WORTHLESS, Interventions, tokens_by_condition
+from tl_posgen.interventions import LEAST_COST, PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution.hooks import (
@@ -41,7 +41,7 @@ from tl_posgen.position.substitution.hooks import (
     true_at,
 )
 from tl_posgen.position.substitution.numbers import FAR, Threshold, kl_of_logs, log_attention, random_keys
-from tl_posgen.report.figures import finish, model_label, named_points, sides
+from tl_posgen.report.figures import drawn_models, model_label, named_points, titled
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
@@ -81,11 +81,11 @@ Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
 def _draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
     figure, points, named, own = go.Figure(), np.empty((2, 0)), [], result.numbers
-    for side, data, colour in reversed(sides(result)):
+    for side, data, colour in reversed(drawn_models(result)):
         stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
         x = stand_ins["r"].mean(HEAD).values
         y = (stand_ins["loss"] - data["loss"].sel(condition=UNTOUCHED)).mean("prompt").values
-        names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.own
+        names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.trained
         look = {"mode": "markers", "marker": {"size": 10 if is_own else 7, "color": colour}, "name": side}
         figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
         if is_own:
@@ -99,7 +99,7 @@ def _draw_correlation(result: Any) -> go.Figure:
         "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
         f"and share recovered {r:.2f}, of attention KL {kl:.2f}"
     )
-    figure = finish(figure, f"Correlation is not mechanism · {model_label(result.own)}", subtitle, height=560)
+    figure = titled(figure, f"Correlation is not mechanism · {model_label(result.trained)}", subtitle, height=560)
     return named_points(figure, points, named, top=worth, height=420) if named else figure
 
 
@@ -196,7 +196,7 @@ class Substitution(Interventions):
     whole_model = frozenset({"recovered"})
     figures = {
         "recovered": bars(
-            {"share of the loss recovered": [("recovered", lambda own: own.measure.recovered_of(own))]},
+            {"share of the loss recovered": [("recovered", lambda numbers: numbers.measure.recovered_of(numbers))]},
             "condition",
             title="Loss recovered by each stand-in",
             subtitle=lambda result: (
@@ -237,7 +237,7 @@ class Substitution(Interventions):
         hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
             rise = xr.DataArray((run.losses_under(hooks[_UNIFORM]) - run.loss).mean(1), dims="prompt")
-            if not is_above(rise, WORTHLESS):
+            if not is_above(rise, LEAST_COST):
                 return dict.fromkeys(hooks) | {_UNIFORM: hooks[_UNIFORM]}
         return hooks
 
@@ -263,7 +263,7 @@ class Substitution(Interventions):
         def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
             exact, sinks = capture.scores(), keys[capture.prompt][0][capture.layer].to(capture.device)
             visible = capture.geometry.visible(exact.shape[1], exact.device)
-            several_times = {name: partial(LayerCapture.once, function=stand_ins[name]) for name in AT_SINKS}
+            several_times = {name: partial(LayerCapture.shared, function=stand_ins[name]) for name in AT_SINKS}
             every = stand_ins | several_times
             every |= self._true_at_keys(every, *keys[capture.prompt])
             log_p, seen, kl, r = log_attention(exact, visible), exact[:, visible], [], []
@@ -280,18 +280,18 @@ class Substitution(Interventions):
         found = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *AT_SINKS.values(), AT_RANDOM])
         return data.merge(found.reindex(coords | {"condition": data["condition"]}))
 
-    def worth(self, own: Numbers) -> Number:
+    def worth(self, numbers: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
-        return self.rises(own)[_UNIFORM]
+        return self.rises(numbers)[_UNIFORM]
 
-    def rank(self, own: Numbers, name: str) -> Number:
+    def rank(self, numbers: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
-        both = (self.recovered_of(own), own.array(name, condition=None).mean(HEAD))
+        both = (self.recovered_of(numbers), numbers.array(name, condition=None).mean(HEAD))
         x, y = (one.drop_sel(condition=list(NOT_OF_ALL)) for one in both)
-        return own.correlation(x, y, ranks=True, over=("condition",))
+        return numbers.correlation(x, y, ranks=True, over=("condition",))
 
-    def findings(self, own: Numbers) -> list[str]:
-        worth, share = self.worth(own), self.recovered(own)
+    def findings(self, numbers: Numbers) -> list[str]:
+        worth, share = self.worth(numbers), self.recovered(numbers)
         null = in_brackets(f"{worth.null:.4f} nats" if worth.inits else "")
         if not share[UNTOUCHED]:
             return [
@@ -300,8 +300,8 @@ class Substitution(Interventions):
             ]
         splits = [name for name in share if name not in _NO_SPLIT and not name.startswith("three_axis")]
         best = max(splits, key=lambda name: share[name].value)
-        r, kl = (self.rank(own, name).plain for name in ("r", "attention_kl"))
-        profile = self.recovered(own, "kl")["query_profile"].with_interval
+        r, kl = (self.rank(numbers, name).plain for name in ("r", "attention_kl"))
+        profile = self.recovered(numbers, "kl")["query_profile"].with_interval
         return [
             f"Position + content ({in_words(best, WORDS)}, the best of {len(splits)} splits on these prompts) recovers "
             f"{share[best].with_interval:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and "
@@ -310,20 +310,20 @@ class Substitution(Interventions):
             f"{share['query_profile'].with_interval:.1%}, and {profile:.1%} of the KL that uniform attention has from "
             "the unchanged model's predictions.",
             f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
-            f"{own('r', condition='three_axis'):.3f}; in their place it recovers "
+            f"{numbers('r', condition='three_axis'):.3f}; in their place it recovers "
             f"{share['three_axis'].with_interval:.1%} of the loss with all pairs weighted alike. Over "
             f"{len(share) - len(NOT_OF_ALL)} stand-ins the rank correlation of r with the share recovered is {r:.2f}; "
             f"that of the attention KL is {kl:.2f}.",
-            self._of_sinks(own),
+            self._of_sinks(numbers),
         ]
 
-    def _of_sinks(self, own: Numbers) -> str:
+    def _of_sinks(self, numbers: Numbers) -> str:
         """Return what the true scores of sinks recover beside their controls, in words."""
         rule = f"more than {self.sink_share:.0%} of a layer's attention from queries {FAR} or more tokens away"
-        first, later = (own.data[name] for name in ("first_is_sink", "n_later_sinks"))
+        first, later = (numbers.data[name] for name in ("first_is_sink", "n_later_sinks"))
         if not (first + later).sum():
             return f"No key takes {rule}: there is no attention sink."
-        shares = {name: one.with_interval for name, one in self.recovered(own).items()}
+        shares = {name: one.with_interval for name, one in self.recovered(numbers).items()}
         true, unchanged = AT_SINKS["query_profile"], NO_VALUES[UNTOUCHED]
         n_first, n_later = (int((one >= 0.5).sum()) for one in (first, later))
         others = f", of others in {n_later}" if n_later else ""
@@ -336,8 +336,10 @@ class Substitution(Interventions):
             f"of {shares[NO_VALUES['query_profile']]:.1%}, and {shares[unchanged]:.1%} in the unchanged model."
         )
 
-    def table(self, own: Numbers) -> pd.DataFrame:
-        columns = {name: own.along(own.array(name, condition=None), "condition") for name in ("r", "attention_kl")}
-        frame = super().table(own).drop(columns=["rise", "low", "high"])
-        frame = frame.assign(**{name: [one.value for one in numbers] for name, numbers in columns.items()})
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        columns = {
+            name: numbers.along(numbers.array(name, condition=None), "condition") for name in ("r", "attention_kl")
+        }
+        frame = super().table(numbers).drop(columns=["rise", "low", "high"])
+        frame = frame.assign(**{name: [one.value for one in of_conditions] for name, of_conditions in columns.items()})
         return frame.sort_values("condition", key=lambda names: ~names.isin(_TOLD), kind="stable", ignore_index=True)
