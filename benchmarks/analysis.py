@@ -50,10 +50,10 @@ def main() -> None:
 
     n_models, ratios = 3 if options.shuffled else 2, []
     for _ in range(options.rounds):
-        before, whole, after = seconds(passes), seconds(analysis), seconds(passes)
+        before, of_analysis, after = seconds(passes), seconds(analysis), seconds(passes)
         of_passes = n_models * (before + after) / 2
-        ratios.append(whole / of_passes)
-        print(f"analysis and page {whole:.1f} s, passes of {n_models} models {of_passes:.1f} s: {ratios[-1]:.2f}")
+        ratios.append(of_analysis / of_passes)
+        print(f"analysis and page {of_analysis:.1f} s, passes of {n_models} models {of_passes:.1f} s: {ratios[-1]:.2f}")
     print(f"median of {options.rounds}: {median(ratios):.2f} times the passes")
 
 

@@ -38,22 +38,23 @@ def random_llama(d_model: int, n_layers: int, n_ctx: int):
 
 def authors_jacobian(model, tokens: Tensor, layer: int, rows: int) -> Tensor:
     """The first `rows` rows of the Jacobian: a backward pass each, through the block on the whole prompt."""
-    kept: dict[str, Tensor] = {}
+    streams: dict[str, Tensor] = {}
 
     def enter(x: Tensor, hook) -> Tensor:
-        kept["input"] = x.detach().clone().requires_grad_()
-        return kept["input"]
+        streams["input"] = x.detach().clone().requires_grad_()
+        return streams["input"]
 
     def leave(x: Tensor, hook) -> None:
-        kept["output"] = x
+        streams["output"] = x
 
     hooks = [(f"blocks.{layer}.hook_resid_pre", enter), (f"blocks.{layer}.hook_resid_post", leave)]
     with model.hooks(fwd_hooks=hooks):
         model(tokens[None], return_type=None, stop_at_layer=layer + 1)
-    found = [
-        torch.autograd.grad(kept["output"][0, -1, i], kept["input"], retain_graph=True)[0][0, -1] for i in range(rows)
+    gradients = [
+        torch.autograd.grad(streams["output"][0, -1, i], streams["input"], retain_graph=True)[0][0, -1]
+        for i in range(rows)
     ]
-    return torch.stack(found) - torch.eye(rows, model.cfg.d_model)
+    return torch.stack(gradients) - torch.eye(rows, model.cfg.d_model)
 
 
 def authors_way(model, tokens: Tensor, k: int) -> list[Tensor]:
@@ -97,8 +98,8 @@ def main() -> None:
     this_way(model, prompt[:8], k)  # the first calls of the libraries
     authors, expected = seconds(lambda: authors_way(model, prompt, k))
     timed = [seconds(lambda: this_way(model, prompt, k)) for _ in range(arguments.repeats)]
-    here, found = sorted(timed, key=lambda pair: pair[0])[len(timed) // 2]
-    error = max(float((a - b).abs().max() / a[0]) for a, b in zip(expected, found, strict=True))
+    here, actual = sorted(timed, key=lambda pair: pair[0])[len(timed) // 2]
+    error = max(float((a - b).abs().max() / a[0]) for a, b in zip(expected, actual, strict=True))
     print(
         f"d {arguments.d_model}, {arguments.layers} layers, {len(prompt)} tokens, top {k}, threads {arguments.threads}"
     )

@@ -36,8 +36,8 @@ def main() -> None:
         place = Path(directory)
         python = place / "venv" / "bin" / "python"
         pip = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--constraint", constraints)
-        made = seconds(sys.executable, "-m", "venv", "--upgrade-deps", place / "venv", cwd=place)
-        peer = made + sum(seconds(*pip, pin, cwd=place) for pin in pins)
+        venv = seconds(sys.executable, "-m", "venv", "--upgrade-deps", place / "venv", cwd=place)
+        peer = venv + sum(seconds(*pip, pin, cwd=place) for pin in pins)
         ours = seconds(*pip, ROOT, cwd=place)
         lines = seconds(python, "-W", "ignore", "-c", block, cwd=place)
         again = seconds(python, "-W", "ignore", "-c", "import transformer_lens", cwd=place)

@@ -28,14 +28,14 @@ PROMPTS = 5
 
 def seconds(call: Callable[[], object], rounds: int) -> float:
     """Return the median of so many calls, the device waited for; a first call warms up."""
-    found = []
+    times = []
     for _ in range(rounds + 1):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         call()
         torch.cuda.synchronize()
-        found.append(time.perf_counter() - begin)
-    return median(found[1:])
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])
 
 
 def peak(call: Callable[[], object]) -> int:
@@ -87,12 +87,12 @@ def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool, in
 
 def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:
     """name -> what is timed: the streamed forward pass, and analyses of these prompts without a random init."""
-    found: dict[str, Callable[[], object]] = {"forward pass": lambda: forward(model, tokens)}
+    calls: dict[str, Callable[[], object]] = {"forward pass": lambda: forward(model, tokens)}
     for streaming in (False, True) if tokens.shape[1] <= FORMED_UP_TO else (True,):
         way = "streamed" if streaming else "formed"
-        found |= {f"three_axis, {way}": lambda how=streaming: analyse(model, tokens, "three_axis", how)}
-        found |= {f"default measures, {way}": lambda how=streaming: analyse(model, tokens, None, how)}
-    return found
+        calls |= {f"three_axis, {way}": lambda streaming=streaming: analyse(model, tokens, "three_axis", streaming)}
+        calls |= {f"default measures, {way}": lambda streaming=streaming: analyse(model, tokens, None, streaming)}
+    return calls
 
 
 def table_of_analyses(heads: int, d_head: int, lengths: list[int], rounds: int) -> None:
@@ -121,10 +121,10 @@ def rows_of(timed: Callable[[torch.Tensor], dict[str, Callable[[], object]]], le
     of_one, of_all = timed(tokens[:1]), timed(tokens)
     first = None
     for name, call in of_one.items():
-        one = seconds(call, rounds)
-        each = (seconds(of_all[name], rounds) - one) / (PROMPTS - 1)
-        first = first or each
-        row = f"{length:7} {each:11.4f} {each / first:9.1f} {one - each:8.3f} {peak(call) / 2**20:9.0f}"
+        single = seconds(call, rounds)
+        a_prompt = (seconds(of_all[name], rounds) - single) / (PROMPTS - 1)
+        first = first or a_prompt
+        row = f"{length:7} {a_prompt:11.4f} {a_prompt / first:9.1f} {single - a_prompt:8.3f} {peak(call) / 2**20:9.0f}"
         print(f"{name:26} {row}", flush=True)
 
 
@@ -137,8 +137,8 @@ def table_of_kernels(heads: int, d_head: int, lengths: list[int], rounds: int, c
     for length in lengths:
         q, k = torch.randn(2, heads, length, d_head, device="cuda")
         for name, (call, size) in kernels(q, k).items():
-            found, floor = seconds(call, rounds), size / bandwidth
-            print(f"{name:26} {length:7} {1e3 * found:8.3f} {1e3 * floor:9.4f} {floor / found:9.1%}")
+            duration, floor = seconds(call, rounds), size / bandwidth
+            print(f"{name:26} {length:7} {1e3 * duration:8.3f} {1e3 * floor:9.4f} {floor / duration:9.1%}")
 
 
 def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], object], int]]:
@@ -151,13 +151,16 @@ def kernels(q: torch.Tensor, k: torch.Tensor) -> dict[str, tuple[Callable[[], ob
 
     rope = Rope(inverse_frequencies(q.shape[-1], 10_000.0).to(q.device))
     positions, scale = torch.arange(q.shape[1], device=q.device), q.shape[-1] ** -0.5
-    moments, both = pair_moments(q, k, scale), 2 * q.numel() * q.element_size()
+    moments, qk_bytes = pair_moments(q, k, scale), 2 * q.numel() * q.element_size()
     return {
-        "rotate": (lambda: rotate(q, positions, rope), both),
-        "pair_moments": (lambda: pair_moments(q, k, scale), both),
+        "rotate": (lambda: rotate(q, positions, rope), qk_bytes),
+        "pair_moments": (lambda: pair_moments(q, k, scale), qk_bytes),
         "fit_three_axis": (lambda: fit_three_axis(moments), 8 * moments.sums.numel()),
-        "TripleMoments": (lambda: TripleMoments.from_qk(q, k, rope), both),
-        "mean_key_r": (lambda: mean_key_products(q, k, rope, scale, [0, 64, 1000], scores=moments).correlation(), both),
+        "TripleMoments": (lambda: TripleMoments.from_qk(q, k, rope), qk_bytes),
+        "mean_key_r": (
+            lambda: mean_key_products(q, k, rope, scale, [0, 64, 1000], scores=moments).correlation(),
+            qk_bytes,
+        ),
     }
 
 

@@ -56,9 +56,9 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     """Return the seconds of one call, the device waited for, and what it returns."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    found = call()
+    result = call()
     torch.cuda.synchronize()
-    return time.perf_counter() - begin, found
+    return time.perf_counter() - begin, result
 
 
 def measured(directory: Path, length: int, rounds: int) -> dict[str, float]:
@@ -70,14 +70,14 @@ def measured(directory: Path, length: int, rounds: int) -> dict[str, float]:
     tokens = torch.randint(0, 2000, (PROMPTS, length), generator=torch.Generator().manual_seed(0)).cuda()
     load, model = timed(pretrained.load)
     passes = seconds(lambda: forward(model, tokens), rounds)
-    both = seconds(lambda: analyse(model, tokens, None, streaming), rounds)
+    passes_and_measures = seconds(lambda: analyse(model, tokens, None, streaming), rounds)
     init, model = timed(lambda: random_like(model, 0))
     del model
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     in_all, _ = timed(lambda: analyse(pretrained, tokens, None, streaming, (0,)))
     peak = torch.cuda.max_memory_allocated() / 1e9
-    return dict(zip(COLUMNS, (load, init, passes, both - passes, in_all, peak), strict=True))
+    return dict(zip(COLUMNS, (load, init, passes, passes_and_measures - passes, in_all, peak), strict=True))
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
             weights = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors")) / 1e9
             measured(Path(directory), 64, 1)  # warms up
             for length in options.lengths:
-                row = " ".join(f"{found:11.2f}" for found in measured(Path(directory), length, options.rounds).values())
+                row = " ".join(f"{value:11.2f}" for value in measured(Path(directory), length, options.rounds).values())
                 print(f"{name:12} {weights:10.2f} {PROMPTS} x {length:6} {row}", flush=True)
 
 

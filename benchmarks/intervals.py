@@ -77,32 +77,35 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
     def see(layer) -> None:
         where, moments = layer.geometry, layer.shared(triple_moments_of)
         geometry[:] = [where]
-        own = {"r": layer.shared(fit_capture)[0].r, "slash": layer.shared(statistics_of).score[0, :, : LENGTH // 2]}
+        of_layer = {
+            "r": layer.shared(fit_capture)[0].r,
+            "slash": layer.shared(statistics_of).score[0, :, : LENGTH // 2],
+        }
         rotated = {"rotated": (layer.rotated_q, layer.rotated_k), "scores": None}
-        own["split"] = mean_key_products(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).correlation()[0][
-            0, 0
-        ]
+        of_layer["split"] = mean_key_products(layer.q, layer.k, where.rope, where.scale, [D0], **rotated).correlation()[
+            0
+        ][0, 0]
         for side, spread in (("q", moments.q), ("k", moments.k)):
             about_zero = spread.second_moments
-            own |= {f"mean_{side}": spread.mean, f"conjugate_{side}": about_zero.conjugate}
-            own[f"plain_{side}"] = about_zero.plain
-        for name, value in own.items():
-            found.setdefault(name, []).append(value.numpy())
+            of_layer |= {f"mean_{side}": spread.mean, f"conjugate_{side}": about_zero.conjugate}
+            of_layer[f"plain_{side}"] = about_zero.plain
+        for name, value in of_layer.items():
+            by_layer.setdefault(name, []).append(value.numpy())
 
     for prompt in tokens:
-        found: dict[str, list[np.ndarray]] = {}
+        by_layer: dict[str, list[np.ndarray]] = {}
         run_capture(model, prompt[None], see, needs=frozenset({"pattern"}))
-        for name, layers in found.items():
+        for name, layers in by_layer.items():
             rows.setdefault(name, []).append(np.concatenate(layers))
-    each = {name: np.stack(values) for name, values in rows.items()}
+    by_prompt = {name: np.stack(values) for name, values in rows.items()}
     stand_ins = [[], substitute(model, by_constant), substitute(model, by_split(triangle(8)))]
     losses = np.stack([token_losses(model, tokens, hooks).mean(1).numpy() for hooks in stand_ins], 1)
-    return kinds(each, losses, geometry[0])
+    return kinds(by_prompt, losses, geometry[0])
 
 
-def kinds(each: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dict[str, Kind]:
-    sums = {name: each[name] for name in SUMS}
-    slash = each["slash"]
+def kinds(by_prompt: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dict[str, Kind]:
+    sums = {name: by_prompt[name] for name in SUMS}
+    slash = by_prompt["slash"]
 
     def best_slash(weights: np.ndarray) -> np.ndarray:
         return np.einsum("sp,phd->shd", weights, slash, optimize=True).max(-1)
@@ -121,9 +124,9 @@ def kinds(each: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dict[str
             last.update(weights=weights, shares=shares(weights, sums, geometry))
         return last["shares"][..., part]
 
-    found = {
-        "r of three axes": mean(each["r"], CORRELATION),
-        "r of the mean-key split": mean(each["split"], CORRELATION),
+    by_name = {
+        "r of three axes": mean(by_prompt["r"], CORRELATION),
+        "r of the mean-key split": mean(by_prompt["split"], CORRELATION),
         "position share": Kind(partial(share, 0), SHARE),
         "interaction share": Kind(partial(share, 1), SHARE),
         "highest slash score": Kind(best_slash, SHARE),
@@ -131,27 +134,27 @@ def kinds(each: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dict[str
         "rise of the loss": mean(losses[:, 2:] - losses[:, :1], None),
     }
     if (losses[:, 1] - losses[:, 0]).mean() > WORTH:
-        found["share recovered"] = Kind(recovered, AT_MOST_1)
-    return found
+        by_name["share recovered"] = Kind(recovered, AT_MOST_1)
+    return by_name
 
 
 def shares(weights: np.ndarray, sums: dict[str, np.ndarray], geometry) -> np.ndarray:
     """Position and interaction, as `variance` gives them of samples: their sums are those of their prompts."""
     heads, planes = sums["mean_q"].shape[1:]
     out = []
-    for some in np.array_split(weights, max(1, len(weights) * heads * planes**2 // 400_000)):
-        one = {
-            name: torch.from_numpy(np.tensordot(some, values, 1).reshape(-1, *values.shape[2:]))
+    for block in np.array_split(weights, max(1, len(weights) * heads * planes**2 // 400_000)):
+        summed = {
+            name: torch.from_numpy(np.tensordot(block, values, 1).reshape(-1, *values.shape[2:]))
             for name, values in sums.items()
         }
         spreads = []
         for side in "qk":
-            of_mean = SecondMoments.from_samples(one[f"mean_{side}"][:, None])
-            plain, conjugate = one[f"plain_{side}"] - of_mean.plain, one[f"conjugate_{side}"] - of_mean.conjugate
-            spreads.append(Spread(LENGTH - 1, one[f"mean_{side}"], SecondMoments(plain, conjugate)))
-        found = variance_shares(TripleMoments(*spreads), geometry.rope, geometry.scale, LENGTH)
-        parts = [found.within_rows.share(*components) for components in (("d", "qd"), ("kd", "qkd"))]
-        out.append(torch.stack(parts, -1).reshape(len(some), heads, 2).numpy())
+            of_mean = SecondMoments.from_samples(summed[f"mean_{side}"][:, None])
+            plain, conjugate = summed[f"plain_{side}"] - of_mean.plain, summed[f"conjugate_{side}"] - of_mean.conjugate
+            spreads.append(Spread(LENGTH - 1, summed[f"mean_{side}"], SecondMoments(plain, conjugate)))
+        variance = variance_shares(TripleMoments(*spreads), geometry.rope, geometry.scale, LENGTH)
+        block_shares = [variance.within_rows.share(*components) for components in (("d", "qd"), ("kd", "qkd"))]
+        out.append(torch.stack(block_shares, -1).reshape(len(block), heads, 2).numpy())
     return np.concatenate(out)
 
 
@@ -200,8 +203,8 @@ def candidates(value, without, share, bounds) -> Iterator[tuple[str, np.ndarray,
 
 def measure(kinds: dict[str, Kind], n_prompts: int, n_samples: int) -> Iterator[dict]:
     """A row for each number, sample size, way of drawing and rule: how often the interval holds, and its width."""
-    rng, every = np.random.default_rng(0), np.full((1, n_prompts), 1 / n_prompts)
-    truth = {name: kind.of(every) for name, kind in kinds.items()}
+    rng, all_equal = np.random.default_rng(0), np.full((1, n_prompts), 1 / n_prompts)
+    truth = {name: kind.of(all_equal) for name, kind in kinds.items()}
     for n in SIZES:
         first = rng.integers(0, n_prompts - n + 1, (n_samples, 1))
         for drawn, prompts in (
@@ -213,10 +216,10 @@ def measure(kinds: dict[str, Kind], n_prompts: int, n_samples: int) -> Iterator[
             ("drawn", rng.integers(0, n_prompts, (n_samples, n))),
         ):
             groups = groupings(n)
-            left_out = [(name, one) for name, group in groups.items() for one in range(group.max() + 1)]
-            kept = [np.full(n, True), *(groups[name] != one for name, one in left_out)]
-            weights = np.zeros((len(kept), n_samples, n_prompts))
-            for row, mask in zip(weights, kept, strict=True):
+            left_out = [(name, index) for name, group in groups.items() for index in range(group.max() + 1)]
+            masks = [np.full(n, True), *(groups[name] != index for name, index in left_out)]
+            weights = np.zeros((len(masks), n_samples, n_prompts))
+            for row, mask in zip(weights, masks, strict=True):
                 for place in np.flatnonzero(mask):
                     np.add.at(row, (np.arange(n_samples), prompts[:, place]), 1 / mask.sum())
             share = {name: np.bincount(group) / n for name, group in groups.items()}
@@ -224,13 +227,13 @@ def measure(kinds: dict[str, Kind], n_prompts: int, n_samples: int) -> Iterator[
             for name, kind in kinds.items():
                 values = kind.of(flat).reshape(*weights.shape[:2], -1)
                 for of, over in (("a head", lambda x: x), ("mean", lambda x: x.mean(-1, keepdims=True))):
-                    whole, all_prompts = over(values), over(truth[name])
-                    without = {rule: whole[1:][[one == rule for one, _ in left_out]] for rule in groups}
-                    found = list(candidates(whole[0], without, share, kind.bounds))
+                    estimates, all_prompts = over(values), over(truth[name])
+                    without = {rule: estimates[1:][[name == rule for name, _ in left_out]] for rule in groups}
+                    intervals = list(candidates(estimates[0], without, share, kind.bounds))
                     if kind.each is not None:
-                        each = np.moveaxis(over(kind.each)[prompts], 1, 0)
-                        found.append(("mean_interval", *mean_interval(each, kind.bounds)))
-                    for rule, low, high in found:
+                        sampled = np.moveaxis(over(kind.each)[prompts], 1, 0)
+                        intervals.append(("mean_interval", *mean_interval(sampled, kind.bounds)))
+                    for rule, low, high in intervals:
                         lowest, highest = kind.bounds or (-np.inf, np.inf)
                         yield {
                             "number": name, "of": of, "drawn": drawn, "n": n, "rule": rule,
@@ -242,10 +245,10 @@ def measure(kinds: dict[str, Kind], n_prompts: int, n_samples: int) -> Iterator[
 
 def table(rows: pd.DataFrame, by: list[str], value: str = "holds") -> str:
     """Means over everything else, a column a way of drawing and sample size."""
-    found = rows.pivot_table(index=by, columns=["drawn", "n"], values=value, sort=False)
-    head = [*by, *(f"{drawn} {n}" for drawn, n in found.columns)]
-    names = [name if isinstance(name, tuple) else (name,) for name in found.index]
-    cells = [[*name, *(f"{cell:.3f}" for cell in row)] for name, row in zip(names, found.to_numpy(), strict=True)]
+    pivot = rows.pivot_table(index=by, columns=["drawn", "n"], values=value, sort=False)
+    head = [*by, *(f"{drawn} {n}" for drawn, n in pivot.columns)]
+    names = [name if isinstance(name, tuple) else (name,) for name in pivot.index]
+    cells = [[*name, *(f"{cell:.3f}" for cell in row)] for name, row in zip(names, pivot.to_numpy(), strict=True)]
     lines = [head, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -262,8 +265,8 @@ def main() -> None:
         model = load_model(name)
         text = bundled_text() if name == "mini" else read_text(SHARED / "text" / "tinystories.txt")
         tokens = torch.stack(list(to_prompts(model, text, length=LENGTH, n_prompts=options.prompts)))
-        for weights, one in (("trained", model), ("random init", next(NullModels(model, [0]).models())[1])):
-            for row in measure(kinds_of(one, tokens), options.prompts, options.samples):
+        for weights, subject in (("trained", model), ("random init", next(NullModels(model, [0]).models())[1])):
+            for row in measure(kinds_of(subject, tokens), options.prompts, options.samples):
                 rows.append({"model": Path(name).name, "weights": weights, **row})
     data = pd.DataFrame(rows)
     rules = data.query("rule != 'mean_interval'")
@@ -274,10 +277,10 @@ def main() -> None:
     print("\nmeans over prompts, by mean_interval\n")
     print(table(data.query("rule == 'mean_interval'"), ["of", "number"]))
     print("\nmedian width of a head's interval, correlations and shares\n")
-    some = rules.query("of == 'a head' and number not in ('loss', 'rise of the loss')")
-    print(table(some, ["rule"], "width"))
+    of_a_head = rules.query("of == 'a head' and number not in ('loss', 'rise of the loss')")
+    print(table(of_a_head, ["rule"], "width"))
     print("\nhow often an interval leaves its bounds\n")
-    print(table(some.query("rule in ('kept', 'uncorrected')"), ["rule"], "left"))
+    print(table(of_a_head.query("rule in ('kept', 'uncorrected')"), ["rule"], "left"))
 
 
 if __name__ == "__main__":

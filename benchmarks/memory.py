@@ -100,29 +100,29 @@ def time_steps(directory: str, backend: str, length: int) -> None:
     clock.append(time.process_time())
     random_like(model, 0)
     clock.append(time.process_time())
-    load, _, forward, both, init = (after - before for before, after in itertools.pairwise(clock))
+    load, _, forward, with_measures, init = (after - before for before, after in itertools.pairwise(clock))
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e9
     heads = model.cfg.n_layers * model.cfg.n_heads
-    seconds = {"load": load, "init": init, "forward": forward, "measures": max(0.0, both - forward)}
+    seconds = {"load": load, "init": init, "forward": forward, "measures": max(0.0, with_measures - forward)}
     print(json.dumps(seconds | {"billions": size, "heads": heads}))
 
 
-def rates(found: dict, length: int) -> str:
+def rates(steps: dict, length: int) -> str:
     """What each step took, by what it grows with; and what a job takes of larger models by that."""
-    billions, heads, thousands = found["billions"], found["heads"], length / 1000
-    load, init = found["load"] / billions, found["init"] / billions
-    forward, measures = found["forward"] / billions / thousands, found["measures"] / heads / thousands
+    billions, heads, thousands = steps["billions"], steps["heads"], length / 1000
+    load, init = steps["load"] / billions, steps["init"] / billions
+    forward, measures = steps["forward"] / billions / thousands, steps["measures"] / heads / thousands
     lines = [
         f"  load {load:.1f} s and initialise {init:.1f} s a billion weights; forward {forward:.1f} s a billion weights "
         f"and 1,000 tokens; measures {measures * 1000:.0f} ms a head and 1,000 tokens"
     ]
-    for name, (more, many) in SHAPES.items():
+    for name, (weights, n_heads) in SHAPES.items():
         tokens = PASSES / 1000
-        passes, beside = 2 * forward * more * tokens, 2 * measures * many * tokens
-        whole = (load + init) * more + passes + beside
+        passes, measuring = 2 * forward * weights * tokens, 2 * measures * n_heads * tokens
+        job = (load + init) * weights + passes + measuring
         lines.append(
-            f"  {name}, {many} heads, with its random init on {PASSES:,} tokens, here: {whole / 3600:.2f} h, of which "
-            f"weights {(load + init) * more / 3600:.2f}, passes {passes / 3600:.2f}, measures {beside / 3600:.2f}"
+            f"  {name}, {n_heads} heads, with its random init on {PASSES:,} tokens, here: {job / 3600:.2f} h, of which "
+            f"weights {(load + init) * weights / 3600:.2f}, passes {passes / 3600:.2f}, measures {measuring / 3600:.2f}"
         )
     return "\n".join(lines)
 
@@ -141,42 +141,42 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
     parser.add_argument("--time", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.measure:
-        return measure(*asked.measure, asked.length, asked.null_seeds, asked.prompts)
-    if asked.time:
-        return time_steps(*asked.time, asked.length)
+    options = parser.parse_args()
+    if options.measure:
+        return measure(*options.measure, options.length, options.null_seeds, options.prompts)
+    if options.time:
+        return time_steps(*options.time, options.length)
     print("size  backend  prompts  weights GB  peak GB  imports GB  target GB  seconds", flush=True)
     points: dict[str, list[tuple[float, float]]] = {}
     steps: dict[str, dict[str, float]] = {}
-    for size in asked.sizes:
+    for size in options.sizes:
         with tempfile.TemporaryDirectory() as directory:
-            written = [sys.executable, "-c", f"import memory; memory.write_model({size!r}, memory.Path({directory!r}))"]
-            subprocess.run(written, check=True, cwd=Path(__file__).parent, capture_output=True)
+            command = [sys.executable, "-c", f"import memory; memory.write_model({size!r}, memory.Path({directory!r}))"]
+            subprocess.run(command, check=True, cwd=Path(__file__).parent, capture_output=True)
             weights = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors")) / 1e9
-            for backend in asked.backends:
-                cut = ["--length", str(asked.length), "--null-seeds", *map(str, asked.null_seeds)]
+            for backend in options.backends:
+                cut = ["--length", str(options.length), "--null-seeds", *map(str, options.null_seeds)]
                 times, plus = REAL_TARGET if size == REAL else TARGETS[backend]
                 for prompts in PROMPTS if size == REAL else (1,):
-                    found = in_a_process("--measure", directory, backend, *cut, "--prompts", str(prompts))
-                    row = f"{size:5} {backend:8} {prompts:7} {weights:11.2f} {found['peak']:8.2f}"
-                    rest = f"{found['imports']:11.2f} {times * weights + plus:10.2f} {found['seconds']:8.1f}"
-                    print(row, rest, flush=True)
+                    cost = in_a_process("--measure", directory, backend, *cut, "--prompts", str(prompts))
+                    row = f"{size:5} {backend:8} {prompts:7} {weights:11.2f} {cost['peak']:8.2f}"
+                    more_cells = f"{cost['imports']:11.2f} {times * weights + plus:10.2f} {cost['seconds']:8.1f}"
+                    print(row, more_cells, flush=True)
                 if size != REAL:
                     steps[backend] = in_a_process("--time", directory, backend, *cut)
-                    points.setdefault(backend, []).append((weights, found["peak"]))
+                    points.setdefault(backend, []).append((weights, cost["peak"]))
     for backend, measured in points.items():
         if len(measured) > 1:
             (w0, p0), (w1, p1) = measured[0], measured[-1]
             slope = (p1 - p0) / (w1 - w0)
             far = ", ".join(f"{n} B {p1 + slope * (2 * n - w1):.0f} GB" for n in (8, 70))
             print(f"{backend}: {slope:.2f} bytes of peak a byte of weights; by that {far} in bfloat16")
-        print(rates(steps[backend], asked.length))
+        print(rates(steps[backend], options.length))
 
 
-def in_a_process(*words: str) -> dict[str, float]:
+def in_a_process(*arguments: str) -> dict[str, float]:
     """The line of JSON that this file prints with these arguments."""
-    ran = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
     return json.loads(ran.stdout.splitlines()[-1])
 
 

@@ -105,20 +105,20 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     model, text = tl_posgen.load_model(options.model, options.backend), bundled_text()
-    how: dict[str, Any] = {"length": options.length, "n_prompts": 4, "progress": False, "measures": MEASURES}
-    how |= {} if options.shuffled else {"shuffled_seeds": ()}
-    tl_posgen.analyze(model, text, **how)
+    settings: dict[str, Any] = {"length": options.length, "n_prompts": 4, "progress": False, "measures": MEASURES}
+    settings |= {} if options.shuffled else {"shuffled_seeds": ()}
+    tl_posgen.analyze(model, text, **settings)
     stopwatch, speed = Stopwatch(), operations_per_second()
     watch(stopwatch)
     stopwatch.since = time.process_time()
-    tl_posgen.analyze(model, text, **how).html()
+    tl_posgen.analyze(model, text, **settings).html()
     stopwatch.turn()
-    whole = sum(stopwatch.seconds.values())
-    least = floors(model, options.length, how["n_prompts"], 3 if options.shuffled else 2)
-    print(f"{session_of(model).label}, 4 prompts of {options.length}: {whole:.2f} s, {speed / 1e9:.0f}e9 operations/s")
-    for part, seconds in sorted(stopwatch.seconds.items(), key=lambda each: -each[1]):
+    total = sum(stopwatch.seconds.values())
+    least = floors(model, options.length, settings["n_prompts"], 3 if options.shuffled else 2)
+    print(f"{session_of(model).label}, 4 prompts of {options.length}: {total:.2f} s, {speed / 1e9:.0f}e9 operations/s")
+    for part, seconds in sorted(stopwatch.seconds.items(), key=lambda item: -item[1]):
         floor = f"{least[part] / speed:7.2f} s floor" if part in least else ""
-        print(f"{part:24}{seconds:8.2f} s{seconds / whole:7.0%} {floor}")
+        print(f"{part:24}{seconds:8.2f} s{seconds / total:7.0%} {floor}")
 
 
 if __name__ == "__main__":

@@ -82,15 +82,15 @@ def measure(way: str, n_tokens: int, rounds: int, threads: int) -> tuple[float, 
     run_capture(model, tokens[:, :8], lambda capture: None)  # probes the model, once
     before = peak_memory()
     forward(model, tokens)
-    own = peak_memory()
+    of_forward = peak_memory()
     run(way, model, tokens)
     extra = peak_memory()
-    bare, whole = [], []
+    bare, times = [], []
     for _ in range(rounds):
         bare.append(timed(lambda: forward(model, tokens)))
-        whole.append(timed(lambda: run(way, model, tokens)))
-    ratio = median(way / forward for way, forward in zip(whole, bare, strict=True))
-    return median(whole), ratio, own - before, extra - before
+        times.append(timed(lambda: run(way, model, tokens)))
+    ratio = median(way / forward for way, forward in zip(times, bare, strict=True))
+    return median(times), ratio, of_forward - before, extra - before
 
 
 def timed(call) -> float:
@@ -122,8 +122,8 @@ def main() -> None:
         for name in ("tokens", "rounds", "threads"):
             command += [f"--{name}", str(getattr(options, name))]
         answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        whole, ratio, own, peak = map(float, answer.split("\n")[-2].split())
-        print(f"{way:16} {whole:7.3f} {ratio:10.2f} {peak:9.0f} {peak - own:13.0f}")
+        seconds, ratio, of_forward, peak = map(float, answer.split("\n")[-2].split())
+        print(f"{way:16} {seconds:7.3f} {ratio:10.2f} {peak:9.0f} {peak - of_forward:13.0f}")
 
 
 if __name__ == "__main__":

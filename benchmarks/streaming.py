@@ -69,23 +69,23 @@ def ways(model, tokens):
             run_capture(model, tokens, feed, needs=feed.needs)
         feed.datasets("benchmark")
 
-    found = {"streamed forward": forward, "formed scores": formed}
-    found |= {name: partial(forward, hooks) for name, hooks in edited.items()}
-    return found | {name: partial(measured, names) for name, names in MEASURES.items()}
+    calls = {"streamed forward": forward, "formed scores": formed}
+    calls |= {name: partial(forward, hooks) for name, hooks in edited.items()}
+    return calls | {name: partial(measured, names) for name, names in MEASURES.items()}
 
 
 def medians(length: int, rounds: int) -> dict[str, float]:
     """Seconds of every way."""
     model = random_model(length)
     tokens = torch.randint(0, 4096, (1, length), generator=torch.Generator().manual_seed(0))
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for name, way in ways(model, tokens).items():
             start = time.process_time()
             way()
             if turn:  # the first one proves the model, and warms the caches
-                found.setdefault(name, []).append(time.process_time() - start)
-    return {name: median(seconds) for name, seconds in found.items()}
+                times.setdefault(name, []).append(time.process_time() - start)
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def peak(length: int) -> None:
@@ -120,21 +120,21 @@ def main() -> None:
         return peak(options.peak)
     print(f"6 layers, 6 heads, d_model 288, 1 thread, float32; s of processor time, medians of {options.rounds}")
     for length in options.lengths:
-        found = medians(length, options.rounds)
-        for name, seconds in found.items():
+        by_way = medians(length, options.rounds)
+        for name, seconds in by_way.items():
             print(
-                f"{length:6} tokens  {name:17} {seconds:8.2f} s {seconds / found['streamed forward']:7.2f}", flush=True
+                f"{length:6} tokens  {name:17} {seconds:8.2f} s {seconds / by_way['streamed forward']:7.2f}", flush=True
             )
     points = []
     for length in options.longest:
-        own = [sys.executable, "-W", "ignore", __file__, "--peak", str(length)]
+        command = [sys.executable, "-W", "ignore", __file__, "--peak", str(length)]
         # every large block goes back to the system when freed, so that the peak means something
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-        answer = subprocess.run(own, env=environment, check=True, capture_output=True, text=True).stdout
-        one = json.loads(answer.splitlines()[-1])
-        points.append((length, one["after"]))
+        answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+        cost = json.loads(answer.splitlines()[-1])
+        points.append((length, cost["after"]))
         print(
-            f"{length:6} tokens  bundled model, all three: peak {one['after']:.2f} GB, {one['seconds']:.0f} s",
+            f"{length:6} tokens  bundled model, all three: peak {cost['after']:.2f} GB, {cost['seconds']:.0f} s",
             flush=True,
         )
     if len(points) > 1:

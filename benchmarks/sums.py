@@ -58,9 +58,9 @@ def compensated(k: Tensor) -> Tensor:
     k = k - mean
     total, error = (torch.zeros(k.shape[1], k.shape[1]) for _ in range(2))
     high, low = split(k)
-    for row, h, rest in zip(k, high, low, strict=True):
+    for row, hi, lo in zip(k, high, low, strict=True):
         product = torch.outer(row, row)
-        of_product = torch.outer(h, h) - product + torch.outer(h, rest) + torch.outer(rest, h) + torch.outer(rest, rest)
+        of_product = torch.outer(hi, hi) - product + torch.outer(hi, lo) + torch.outer(lo, hi) + torch.outer(lo, lo)
         new = total + product
         part = new - total
         error += (total - (new - part)) + (product - part) + of_product
@@ -79,12 +79,12 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def seconds(way: Callable[[Tensor], Tensor], k: Tensor, rounds: int) -> float:
-    found = []
+    times = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
         way(k)
-        found.append(time.perf_counter() - begin)
-    return median(found[1:])
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])
 
 
 def main() -> None:
@@ -108,10 +108,10 @@ def main() -> None:
                 float((way(k).double() - exact).abs().max() / exact.abs().max())
                 for k, exact in zip(keys, truth, strict=True)
             ]
-            found = seconds(way, keys[0], 1 if slow else options.rounds)
-            of_float64 = of_float64 or found
-            shown = " ".join(f"{error:9.0e}" for error in errors)
-            print(f"{name:28} {length:7} {shown} {1e3 * found:9.2f} {found / of_float64:9.1f}")
+            duration = seconds(way, keys[0], 1 if slow else options.rounds)
+            of_float64 = of_float64 or duration
+            cells = " ".join(f"{error:9.0e}" for error in errors)
+            print(f"{name:28} {length:7} {cells} {1e3 * duration:9.2f} {duration / of_float64:9.1f}")
 
 
 if __name__ == "__main__":

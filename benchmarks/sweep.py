@@ -30,9 +30,9 @@ models = ["mini", {{ name = "{checkpoints}", label = "training", revisions = ["s
 
 def written(directory: Path, prompts: int, texts: int) -> Path:
     """The study, and its texts: as many parts of the bundled one."""
-    words = bundled_text()
+    text = bundled_text()
     for number in range(texts):
-        part = words[number * len(words) // texts : (number + 1) * len(words) // texts]
+        part = text[number * len(text) // texts : (number + 1) * len(text) // texts]
         (directory / f"{number}.txt").write_text(part, encoding="utf-8")
     names = ", ".join(f'"{number}.txt"' for number in range(texts))
     path = directory / "study.toml"
@@ -58,10 +58,12 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         study = written(Path(directory), options.prompts, options.texts)
-        one = sum(run(study, Path(directory) / "one", 1))
-        print(f"2 models, {options.texts - 1} jobs each, {one / 2 / (options.texts - 1):.0f} s a job with one worker")
-        two = max(run(study, Path(directory) / "two", 2))
-        print(f"one worker {one:.1f} s, two workers {two:.1f} s: {one / two:.2f}", flush=True)
+        by_one = sum(run(study, Path(directory) / "one", 1))
+        print(
+            f"2 models, {options.texts - 1} jobs each, {by_one / 2 / (options.texts - 1):.0f} s a job with one worker"
+        )
+        by_two = max(run(study, Path(directory) / "two", 2))
+        print(f"one worker {by_one:.1f} s, two workers {by_two:.1f} s: {by_one / by_two:.2f}", flush=True)
 
 
 if __name__ == "__main__":

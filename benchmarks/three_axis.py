@@ -140,13 +140,13 @@ def row(length: int, repeats: int) -> dict[str, float]:
         "q k'": lambda: q @ k.mT,
         "visible": lambda: visible_blocks(q, k),
     }
-    others = solvers(q, k) if length <= LONGEST_FOR_SOLVERS else {}
-    seconds = measure(methods | others, repeats)
-    found = {name: 1000 * time / (heads if name in methods else 1) for name, time in seconds.items()}
-    if others:
+    peers = solvers(q, k) if length <= LONGEST_FOR_SOLVERS else {}
+    seconds = measure(methods | peers, repeats)
+    columns = {name: 1000 * time / (heads if name in methods else 1) for name, time in seconds.items()}
+    if peers:
         scores, r = visible_scores(q, k), float(fit_three_axis(pair_moments(q[:1], k[:1], D_HEAD**-0.5)).r)
-        found["|dr|"] = max(abs(r - np.sqrt(1 - solve().var() / scores.var())) for solve in others.values())
-    return found
+        columns["|dr|"] = max(abs(r - np.sqrt(1 - solve().var() / scores.var())) for solve in peers.values())
+    return columns
 
 
 def fit_both(q: Tensor, k: Tensor) -> None:
@@ -164,10 +164,10 @@ def print_table(lengths: list[int], repeats: int) -> None:
     print(f"{setting}; then each over ours")
     print("".join(f"{name:>11}" for name in ["L", *times, *(f"{name} /" for name in ratios), "|dr|"]))
     for length in lengths:
-        found = row(length, repeats)
-        cells = [f"{found[name]:.2f}" if name in found else "-" for name in times]
-        cells += [f"{found[name] / found['ours']:.1f}" if name in found else "-" for name in ratios]
-        cells.append(f"{found['|dr|']:.0e}" if "|dr|" in found else "-")
+        columns = row(length, repeats)
+        cells = [f"{columns[name]:.2f}" if name in columns else "-" for name in times]
+        cells += [f"{columns[name] / columns['ours']:.1f}" if name in columns else "-" for name in ratios]
+        cells.append(f"{columns['|dr|']:.0e}" if "|dr|" in columns else "-")
         print(f"{length:>11}" + "".join(f"{cell:>11}" for cell in cells), flush=True)
 
 

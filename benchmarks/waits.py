@@ -40,13 +40,13 @@ def main() -> None:
     print(f"mini, {model.cfg.n_layers} layers, {options.length} tokens: a prompt")
     print(f"{'measures':28} {'waits':>9} {'a layer':>9} {'kernels':>9}")
     for name, way in WAYS.items():
-        found = []
+        counts = []
         for n_prompts in (2, 2, 6):  # the first finds out what the layers are
             with simulated.events() as seen:
-                how = {"length": options.length, "n_prompts": n_prompts, "null_seeds": (), "progress": False}
-                tl_posgen.analyze(model, bundled_text(), **how, **way)
-            found.append((seen.waits, seen.launches))
-        waits, kernels = ((after - before) / 4 for before, after in zip(found[1], found[2], strict=True))
+                cut = {"length": options.length, "n_prompts": n_prompts, "null_seeds": (), "progress": False}
+                tl_posgen.analyze(model, bundled_text(), **cut, **way)
+            counts.append((seen.waits, seen.launches))
+        waits, kernels = ((after - before) / 4 for before, after in zip(counts[1], counts[2], strict=True))
         print(f"{name:28} {waits:9.1f} {waits / model.cfg.n_layers:9.2f} {kernels:9.0f}")
 
 

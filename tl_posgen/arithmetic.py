@@ -91,12 +91,12 @@ def full_precision() -> Iterator[None]:
         'highest'
     """
     places: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
-    newer = [(one, one.fp32_precision) for one in places if hasattr(one, "fp32_precision")]  # from torch 2.9 on
+    newer = [(place, place.fp32_precision) for place in places if hasattr(place, "fp32_precision")]  # from torch 2.9 on
     older = _older_precision()
     if older == "highest":
-        for one, before in newer:
+        for place, before in newer:
             if before not in ("none", "ieee"):
-                one.fp32_precision = "ieee"
+                place.fp32_precision = "ieee"
     else:
         torch.set_float32_matmul_precision("highest")
     try:
@@ -104,9 +104,9 @@ def full_precision() -> Iterator[None]:
     finally:
         if older != "highest":
             torch.set_float32_matmul_precision(older)
-        for one, before in newer:
-            if one.fp32_precision != before:
-                one.fp32_precision = "none" if before == _inherited_precision() else before
+        for place, before in newer:
+            if place.fp32_precision != before:
+                place.fp32_precision = "none" if before == _inherited_precision() else before
 
 
 def _inherited_precision() -> str:

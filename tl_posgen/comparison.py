@@ -63,58 +63,60 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         >>> float(abs(result.trained["change"]).max())
         0.0
     """
-    reports = first, second = [load(one) if not isinstance(one, Report) else one for one in (first, second)]
+    reports = first, second = [load(report) if not isinstance(report, Report) else report for report in (first, second)]
     before, after = _named(first, second, names)
-    metrics = [one.provenance.get("metric", "the loss") for one in reports]
+    metrics = [report.provenance.get("metric", "the loss") for report in reports]
     if metrics[0] != metrics[1]:
         raise InputError(f"the reports judge by {metrics[0]} and by {metrics[1]}; compare reports of one metric")
-    prompts = [one.provenance.get("tokens_sha256") for one in reports]
+    prompts = [report.provenance.get("tokens_sha256") for report in reports]
     paired = prompts[0] == prompts[1] and prompts[0] is not None  # of a pass without token ids nothing is known
     apart = {
-        name: " and ".join(str(one[name].measure.usual()[option]) for one in reports)
+        name: " and ".join(str(report[name].measure.usual()[option]) for report in reports)
         for name in first
         if name in second
         for option, value in first[name].measure.usual().items()
         if second[name].measure.usual().get(option, value) != value
     }  # of other options, such as mean_key's distance
-    values = [_per_head(one, apart) for one in reports]
-    shared = {name: (one, values[1][name]) for name, one in values[0].items() if name in values[1]}
-    shared = dict(sorted(shared.items(), key=lambda both: not both[1][0].attrs["headline"]))
-    chosen = any("heads" in one.provenance for one in reports)  # of which those that both have are compared
-    one_shape = chosen or all(one[dim].equals(other[dim]) for one, other in shared.values() for dim in HEAD)
-    found = {
-        name: _side_by_side(one.drop_attrs(), other.drop_attrs(), paired, one_shape)
-        for name, (one, other) in shared.items()
+    values = [_per_head(report, apart) for report in reports]
+    shared = {name: (array, values[1][name]) for name, array in values[0].items() if name in values[1]}
+    shared = dict(sorted(shared.items(), key=lambda item: not item[1][0].attrs["headline"]))
+    chosen = any("heads" in report.provenance for report in reports)  # of which those that both have are compared
+    one_shape = chosen or all(left[dim].equals(right[dim]) for left, right in shared.values() for dim in HEAD)
+    compared = {
+        name: _side_by_side(left.drop_attrs(), right.drop_attrs(), paired, one_shape)
+        for name, (left, right) in shared.items()
     }
-    found = {name: one for name, one in found.items() if all(array.size for array in one.data_vars.values())}
-    if not found:
+    compared = {
+        name: dataset for name, dataset in compared.items() if all(array.size for array in dataset.data_vars.values())
+    }
+    if not compared:
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}; "
             "measure heads in both as well, such as measures=['variance', 'loss']: the loss is then compared too"
         )
-    numbers: Any = xr.Variable("number", np.array(list(found)))
-    data: Any = xr.concat(list(found.values()), numbers, data_vars="all", join="outer")
-    labels = {name: ", ".join([shared[name][0].attrs["label"], *name.split(", ")[1:]]) for name in found}
+    numbers: Any = xr.Variable("number", np.array(list(compared)))
+    data: Any = xr.concat(list(compared.values()), numbers, data_vars="all", join="outer")
+    labels = {name: ", ".join([shared[name][0].attrs["label"], *name.split(", ")[1:]]) for name in compared}
     times = Counter(labels.values())  # with the measure where two would be alike
-    of_measure = {name: f"{shared[name][0].attrs['measure'].replace('_', ' ')}: " for name in found}
-    told = [label if times[label] == 1 else of_measure[name] + label for name, label in labels.items()]
-    data = data.assign(label=("number", told))
+    of_measure = {name: f"{shared[name][0].attrs['measure'].replace('_', ' ')}: " for name in compared}
+    full_labels = [label if times[label] == 1 else of_measure[name] + label for name, label in labels.items()]
+    data = data.assign(label=("number", full_labels))
     if paired and "loss" in first and "loss" in second:
-        losses = [one["loss"].trained["loss"].reset_coords(drop=True) for one in reports]
+        losses = [report["loss"].trained["loss"].reset_coords(drop=True) for report in reports]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
-    inits = [f"{after} - {before}", *(null_label(str(one)) for one in data["init"].values[1:])]
+    inits = [f"{after} - {before}", *(null_label(str(init)) for init in data["init"].values[1:])]
     attrs: dict[str, Any] = {"first": before, "second": after, "paired": int(paired)}
-    cuts = [[one.provenance.get(key) or 0 for key in ("prompts", "length")] for one in reports]
+    cuts = [[report.provenance.get(key) or 0 for key in ("prompts", "length")] for report in reports]
     if cuts[0] != cuts[1]:
         attrs["cuts"] = " and ".join(f"{counted(n, 'prompt')} of {length} tokens" for n, length in cuts)
     if apart:
         attrs["apart"] = "; ".join(f"{name} ({options})" for name, options in apart.items())
     if not one_shape:
-        n_heads = [max(int(_of_model(both[at]).notnull().sum()) for both in shared.values()) for at in (0, 1)]
+        n_heads = [max(int(_of_model(pair[at]).notnull().sum()) for pair in shared.values()) for at in (0, 1)]
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
-    cut_of_both = [{name: one.provenance.get(name) for name in _OF_TEXT} for one in (first, second)]
-    shared_cut = {name: one for name, one in cut_of_both[0].items() if paired and one and one == cut_of_both[1][name]}
+    cut_of_both = [{name: report.provenance.get(name) for name in _OF_TEXT} for report in (first, second)]
+    shared_cut = {name: cut for name, cut in cut_of_both[0].items() if paired and cut and cut == cut_of_both[1][name]}
     provenance = {"model": f"{after} beside {before}", **shared_cut}
     provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)
@@ -123,11 +125,11 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
 def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:
     """Return two different names for the reports: those given; or the models', where alike with what differs."""
     if names is None:
-        both = [one.provenance for one in (first, second)]
-        names = [str(one.get("model", "model")) for one in both]
+        provenances = [report.provenance for report in (first, second)]
+        names = [str(provenance.get("model", "model")) for provenance in provenances]
         if names[0] == names[1]:
-            apart = next((key for key in _TOLD_APART if both[0].get(key) != both[1].get(key)), "")
-            marks = [f"{apart} {one.get(apart) or 'none'}" for one in both] if apart else SIDES
+            apart = next((key for key in _TOLD_APART if provenances[0].get(key) != provenances[1].get(key)), "")
+            marks = [f"{apart} {provenance.get(apart) or 'none'}" for provenance in provenances] if apart else SIDES
             names = [f"{name} ({mark})" for name, mark in zip(names, marks, strict=True)]
     if not fits(names, Sequence[str]) or len(set(names)) != 2 or len(names) != 2 or not all(names):
         raise InputError(f"names={names!r}: give two that differ, such as ('intact', 'ablated')")
@@ -140,14 +142,14 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
     """Return every number a head that is a headline or has an interval, by its name in `Report.frame`, or else
     "measure.variable", and its labels; of a headline at each label of its other dims; no yardsticks, nothing of the
     measures that are apart."""
-    found: dict[str, xr.DataArray] = {}
-    for result in (one for name, one in report.items() if name not in apart):
+    numbers: dict[str, xr.DataArray] = {}
+    for result in (result for name, result in report.items() if name not in apart):
         for name, variable in result.measure.variables.items():
             few = {"tokens", "side", "part", *result.measure.usual()}  # dims of which each label is a number of its own
             few |= set(variable.dims) if variable.headline else set()
             of_heads = set(HEAD) <= set(variable.dims) <= few | set(HEAD)
-            shown = of_heads and variable.compared and (variable.headline or variable.interval)
-            if shown and name in result.dataset:
+            is_compared = of_heads and variable.compared and (variable.headline or variable.interval)
+            if is_compared and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
                 sampled = variable.interval or bool(set(SAMPLE_DIMS) & set(variable.dims))  # an argmax has no interval
                 attrs = {
@@ -157,8 +159,8 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
                 }
                 title = variable.headline or f"{result.name}.{name}"  # as in the report's frame
                 for at, column in columns_of(array, (*NUMBER_DIMS, *HEAD), result.measure.usual()):
-                    found[", ".join([title, *at])] = column.assign_attrs(attrs)
-    return found
+                    numbers[", ".join([title, *at])] = column.assign_attrs(attrs)
+    return numbers
 
 
 def _of_model(array: xr.DataArray) -> xr.DataArray:
@@ -168,16 +170,16 @@ def _of_model(array: xr.DataArray) -> xr.DataArray:
 def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_shape: bool) -> xr.Dataset:
     """Return the mean of each side over heads, and the change of this mean; with one shape also that of every head that
     both have, and how many others one of both has."""
-    one, other = xr.align(first, second, join="inner", exclude=(*NUMBER_DIMS[1:], *(() if one_shape else HEAD)))
-    known, also = (mean_of(side).notnull() for side in (one, other))
-    means = [mean_of(mean_over(side, HEAD)) for side in (one, other)]
-    found: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
+    left, right = xr.align(first, second, join="inner", exclude=(*NUMBER_DIMS[1:], *(() if one_shape else HEAD)))
+    left_defined, right_defined = (mean_of(side).notnull() for side in (left, right))
+    means = [mean_of(mean_over(side, HEAD)) for side in (left, right)]
+    variables: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
     if one_shape:
-        values = xr.concat([_of_model(one), _of_model(other)], xr.Variable("report", np.array(SIDES)))
-        found |= {"change": _change(one, other, paired), "value": values, "n_lost": _n_lost(values)}
-        one, other = one.where(known & also), other.where(known & also)
-    found["mean_change"] = _change(mean_over(one, HEAD), mean_over(other, HEAD), paired)
-    return xr.Dataset(found)
+        values = xr.concat([_of_model(left), _of_model(right)], xr.Variable("report", np.array(SIDES)))
+        variables |= {"change": _change(left, right, paired), "value": values, "n_lost": _n_lost(values)}
+        left, right = left.where(left_defined & right_defined), right.where(left_defined & right_defined)
+    variables["mean_change"] = _change(mean_over(left, HEAD), mean_over(right, HEAD), paired)
+    return xr.Dataset(variables)
 
 
 def _n_lost(values: xr.DataArray) -> xr.DataArray:
@@ -188,13 +190,13 @@ def _n_lost(values: xr.DataArray) -> xr.DataArray:
 def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataArray:
     """Return second - first [end, init, *place]: its value, and in the model the ends of its interval."""
     value = mean_of(second) - mean_of(first)
-    own = [at_init(one, TRAINED) for one in (first, second)]
+    of_model = [at_init(side, TRAINED) for side in (first, second)]
     if paired:
-        found = intervals_of(own[1] - own[0])
-        low, high = found["low"], found["high"]
+        intervals = intervals_of(of_model[1] - of_model[0])
+        low, high = intervals["low"], intervals["high"]
     else:
         like = _of_model(value)
-        before, after = ([intervals_of(one)[end].transpose(*like.dims).values for end in ENDS] for one in own)
+        before, after = ([intervals_of(side)[end].transpose(*like.dims).values for end in ENDS] for side in of_model)
         low, high = (like.copy(data=end) for end in difference_interval(before, after))
     ends: Any = [value, *(end.expand_dims(init=[TRAINED]).reindex(init=value["init"]) for end in (low, high))]
     return xr.concat(ends, xr.Variable("end", np.array(ENDS)), coords="minimal", compat="override")
@@ -284,8 +286,8 @@ class Comparison(Measure):
     def _sentence(self, numbers: Numbers, number: str) -> str:
         """Return the change of one number."""
         mean, label = numbers("mean_change", number=number), str(numbers.data["label"].sel(number=number).values)
-        known = {kind: tuple(one for one in each if one == one) for kind, each in mean.by_null.items()}
-        mean = replace(mean, by_null={kind: each for kind, each in known.items() if each})
+        defined = {kind: tuple(null for null in nulls if null == null) for kind, nulls in mean.by_null.items()}
+        mean = replace(mean, by_null={kind: nulls for kind, nulls in defined.items() if nulls})
         average = f"{label}: {mean.with_interval:+.3f} on average{mean.null_in_brackets:+.3f}"
         if "change" not in numbers:
             return f"{average}, from {numbers('mean', report='first', number=number).plain:.3f}."

@@ -56,10 +56,10 @@ def check_share(name: str, value: Any) -> None:
         raise InputError(f"{name} {value!r} is outside [0, 1]; give a number from 0 to 1")
 
 
-def check_choice(name: str, value: Any, known: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Refuse a value that is not one of the known words."""
-    if not isinstance(value, str) or value not in known:
-        raise InputError(f"{name} {value!r}: choose from {', '.join(known)}")
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name} {value!r}: choose from {', '.join(choices)}")
 
 
 def is_number(value: Any) -> bool:

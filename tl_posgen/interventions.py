@@ -46,15 +46,15 @@ def tokens_by_condition(words: Mapping[str, str]) -> TokenView:
     """
 
     def changed(data: xr.Dataset) -> list[str]:
-        return [str(one) for one in data["condition"].values if one != UNTOUCHED]
+        return [str(condition) for condition in data["condition"].values if condition != UNTOUCHED]
 
     def labels(data: xr.Dataset) -> list[str]:
-        said = f"{data.attrs.get('shown', '')}: change of each token's loss, first prompt; red: worse"
-        return [f"{in_words(one, words)}{said}" for one in changed(data)]
+        suffix = f"{data.attrs.get('shown', '')}: change of each token's loss, first prompt; red: worse"
+        return [f"{in_words(condition, words)}{suffix}" for condition in changed(data)]
 
     def page(data: xr.Dataset, example: int) -> Any:
-        one = data[["token_change", "token_text"]].sel(condition=changed(data)[example])
-        return token_colours([str(token) for token in one["token_text"].values], one["token_change"].values)
+        tokens = data[["token_change", "token_text"]].sel(condition=changed(data)[example])
+        return token_colours([str(token) for token in tokens["token_text"].values], tokens["token_change"].values)
 
     return TokenView(labels, page)
 
@@ -137,28 +137,28 @@ class Interventions(Measure):
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
         """Refuse conditions that are no hooks of this model, or in layers that were not chosen: in one pass for all, or
         one by one where that refuses."""
-        made: dict[str, Any] = {}
-        for name, given in conditions.items():
-            hooks = given(0) if callable(given) and "kl" in self.variables else given
+        named_hooks: dict[str, Any] = {}
+        for name, condition in conditions.items():
+            hooks = condition(0) if callable(condition) and "kl" in self.variables else condition
             is_not_run = hooks is None and "kl" in self.variables
             is_something_else = type(self).under is not Interventions.under and not isinstance(hooks, list | tuple)
             if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
-                made[name] = hooks
+                named_hooks[name] = hooks
         is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
         chosen = select_heads(run.session, **run.where) if is_chosen else {}
-        for name, hooks in made.items() if is_chosen else ():
+        for name, hooks in named_hooks.items() if is_chosen else ():
             if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
                 raise InputError(
                     f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "
                     "`**run.where` to what makes its hooks, or leave layers and heads out"
                 )
         try:
-            check_hooks(run.session, [hook for hooks in made.values() for hook in hooks])
-            if all(made.values()):
+            check_hooks(run.session, [hook for hooks in named_hooks.values() for hook in hooks])
+            if all(named_hooks.values()):
                 return
         except (InputError, TypeError):
             pass
-        for name, hooks in made.items():
+        for name, hooks in named_hooks.items():
             try:
                 if not check_hooks(run.session, hooks or ()):
                     raise InputError("it has no hooks")
@@ -173,21 +173,21 @@ class Interventions(Measure):
             unchanged = logits_of(session, row)
             normalisers = normalisers_of(unchanged)
             of_unchanged = losses_of_logits(session, unchanged, row, normalisers)[0].cpu()
-            for given in hooks.values():
-                given = given(prompt) if callable(given) else given
-                if given is None:
+            for condition_hooks in hooks.values():
+                condition_hooks = condition_hooks(prompt) if callable(condition_hooks) else condition_hooks
+                if condition_hooks is None:
                     losses.append(torch.full_like(of_unchanged, torch.nan))
                     kl.append(torch.nan)
                     continue
-                with session.under(given):
-                    logits = logits_of(session, row) if given else unchanged
-                of_condition = normalisers_of(logits) if given else normalisers
+                with session.under(condition_hooks):
+                    logits = logits_of(session, row) if condition_hooks else unchanged
+                of_condition = normalisers_of(logits) if condition_hooks else normalisers
                 losses.append(losses_of_logits(session, logits, row, of_condition)[0].cpu())
                 kl.append(divergence(unchanged, logits, normalisers, of_condition).mean().item())
         of_all, labels = torch.stack(losses), {"condition": [*hooks]}
-        found = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
+        values = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
         dims = ("condition", "shown_target")
-        return {name: xr.DataArray(np.asarray(one), labels, dims[: np.ndim(one)]) for name, one in found.items()}
+        return {name: xr.DataArray(np.asarray(value), labels, dims[: np.ndim(value)]) for name, value in values.items()}
 
     def named_conditions(self, run: Run) -> Mapping[str, Any]:
         """Return the `conditions`; refuse what is no mapping of names, and a control that is none of them."""
@@ -195,8 +195,8 @@ class Interventions(Measure):
         if not isinstance(conditions, Mapping) or not all(isinstance(name, str) and name for name in conditions):
             raise InputError(f"{self.name}: conditions gives {conditions!r}: give a mapping of names to hooks")
         if not conditions or UNTOUCHED in conditions:
-            told = ", ".join(conditions) or "nothing"
-            raise InputError(f"{self.name}: conditions gives {told}: give one or more, none of them {UNTOUCHED!r}")
+            names = ", ".join(conditions) or "nothing"
+            raise InputError(f"{self.name}: conditions gives {names}: give one or more, none of them {UNTOUCHED!r}")
         if self.control and self.control not in conditions:
             raise InputError(f"{self.name}: control {self.control!r} is none of the conditions {', '.join(conditions)}")
         return conditions
@@ -220,7 +220,7 @@ class Interventions(Measure):
         one of them [.., condition]; NaN where what the control costs is not above LEAST_COST by its interval."""
         values = numbers.array(name, condition=None)
         means = leave_one_out(values) if values.sizes["prompt"] >= FEWEST else values.mean("prompt")
-        control, unchanged = (means.sel(condition=one, drop=True) for one in (self.control, UNTOUCHED))
+        control, unchanged = (means.sel(condition=condition, drop=True) for condition in (self.control, UNTOUCHED))
         worth = control - unchanged
         return (control - means) / worth.where(is_above(worth, LEAST_COST))
 
@@ -234,10 +234,10 @@ class Interventions(Measure):
     def findings(self, numbers: Numbers) -> list[str]:
         rises = self.rises(numbers)
         most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:_MOST_NAMED]
-        said = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
-        some = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
+        costs = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
+        scope = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
         loss = numbers("loss")
-        return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{some}: {said}."]
+        return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{scope}: {costs}."]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: loss, rise with the ends of its interval, and with a control the share of the
@@ -258,6 +258,6 @@ class Interventions(Measure):
 
 def _layers_of(hooks: Any) -> list[int]:
     """Return the layers that hooks with names of hook points are in; none of what is no list of hooks."""
-    pairs = [one for one in hooks or () if isinstance(one, tuple | list)] if isinstance(hooks, list | tuple) else []
-    found = [re.match(r"blocks\.(\d+)\.", pair[0]) for pair in pairs if pair and isinstance(pair[0], str)]
-    return [int(match[1]) for match in found if match]
+    pairs = [hook for hook in hooks or () if isinstance(hook, tuple | list)] if isinstance(hooks, list | tuple) else []
+    matches = [re.match(r"blocks\.(\d+)\.", pair[0]) for pair in pairs if pair and isinstance(pair[0], str)]
+    return [int(match[1]) for match in matches if match]

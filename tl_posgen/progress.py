@@ -54,7 +54,7 @@ class _Steps:
         if done and worked:
             self.seconds[name].append(taken)
         # what a step inside another takes is not the other's
-        self.running = [(outer, words, at + taken) for outer, words, at in self.running]
+        self.running = [(outer, description, at + taken) for outer, description, at in self.running]
         self.bar.update(done)
         self.show()
         if self.running:
@@ -72,12 +72,12 @@ class _Steps:
         is_known = all(name in expected for name in self.coming)
         ends = [*(began for _, _, began in self.running[1:]), monotonic()]
         for (name, _, began), end in zip(self.running, ends, strict=False):
-            rest = expected.get(name, 0) - (end - began)
-            left, is_known = left + max(0, rest), is_known and rest > 0
-        words = f"{self.passes} pass{'' if self.passes == 1 else 'es'}"
+            remaining = expected.get(name, 0) - (end - began)
+            left, is_known = left + max(0, remaining), is_known and remaining > 0
+        passes = f"{self.passes} pass{'' if self.passes == 1 else 'es'}"
         if left < 1:
-            return words
-        return f"{words}, {'' if is_known else 'more than '}{self.bar.format_interval(left)} left"
+            return passes
+        return f"{passes}, {'' if is_known else 'more than '}{self.bar.format_interval(left)} left"
 
 
 def count_pass(n: int) -> None:
@@ -104,13 +104,13 @@ def steps_shown(names: Sequence[str], *, shown: bool) -> Iterator[None]:
     planned, outer = Counter(names), _shown.get()
     steps = outer or _Steps(planned)
     steps.coming |= planned
-    known, token = steps.coming.copy(), _shown.set(steps)
+    coming_before, token = steps.coming.copy(), _shown.set(steps)
     try:
         steps.show()
         yield
     finally:
         _shown.reset(token)
-        steps.coming -= planned - (known - steps.coming)  # what never began was left out
+        steps.coming -= planned - (coming_before - steps.coming)  # what never began was left out
         steps.show()
         if outer is None:
             steps.bar.close()

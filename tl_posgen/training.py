@@ -44,7 +44,7 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
     """
     if not isinstance(hf_model, torch.nn.Module):
         raise InputError(f"analyze_in_training: {hf_model!r:.80} is no model; give the transformers model in training")
-    device = next((one.device for one in hf_model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in hf_model.parameters()), torch.device("cpu"))
     with _random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
         model = snapshot(hf_model, tokenizer)
         return analyze(model, prompts, **{"null_seeds": (), "progress": False} | settings)
@@ -55,12 +55,12 @@ def headline_means(report: Report) -> dict[str, float]:
     measure without numbers of heads, the mean over prompts of what has one value a prompt."""
     if not isinstance(report, Report):
         raise InputError(f"report is a {type(report).__name__}: give a Report, as analyze returns")
-    found = head_means(report.frame())
+    means = head_means(report.frame())
     for name, result in report.items():
         if result.headline_frame() is None:
-            plain = {key: one for key, one in result.trained.data_vars.items() if one.dims == ("prompt",)}
-            found |= {name if key == name else f"{name}_{key}": float(one.mean()) for key, one in plain.items()}
-    return found
+            plain = {key: array for key, array in result.trained.data_vars.items() if array.dims == ("prompt",)}
+            means |= {name if key == name else f"{name}_{key}": float(array.mean()) for key, array in plain.items()}
+    return means
 
 
 @contextmanager

@@ -14,9 +14,9 @@ class DoctestExamples(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
-            begins, args, rest = text.partition("Args:\n")
-            section, *others = re.split(r"^(?=\S)", rest, maxsplit=1, flags=re.MULTILINE)
-            obj.docstring.value = begins + args + SEVERAL.sub(one_each, section) + "".join(others)
+            begins, args, after_args = text.partition("Args:\n")
+            section, *later_sections = re.split(r"^(?=\S)", after_args, maxsplit=1, flags=re.MULTILINE)
+            obj.docstring.value = begins + args + SEVERAL.sub(one_each, section) + "".join(later_sections)
 
 
 def one_each(match: re.Match[str]) -> str:

@@ -69,15 +69,15 @@ def planes(result: Any) -> Iterator[Entry]:
 
 def plane_perturbation(result: Any) -> Iterator[Entry]:
     """Yield the rise of the loss under each edit and its control, and the rank correlations over the map."""
-    own, measure = result.numbers, result.measure
-    for cost in own.data["cost"].values.tolist():
-        rise = measure.rise_of(own, cost)
-        for condition in own.data["condition"].values.tolist():
+    numbers, measure = result.numbers, result.measure
+    for cost in numbers.data["cost"].values.tolist():
+        rise = measure.rise_of(numbers, cost)
+        for condition in numbers.data["condition"].values.tolist():
             at = {"condition": condition, "cost": cost}
-            yield "rise", at, own.number(rise.sel(condition=condition))
-        for edit in own.data["map_edit"].values.tolist() if "map_rise" in own else ():
+            yield "rise", at, numbers.number(rise.sel(condition=condition))
+        for edit in numbers.data["map_edit"].values.tolist() if "map_rise" in numbers else ():
             at = {"map_edit": edit, "part": "position", "cost": cost}
-            yield "rho", at, measure.rho(own, edit, "position", cost)
+            yield "rho", at, measure.rho(numbers, edit, "position", cost)
 
 
 def rules(result: Any) -> Iterator[Entry]:
@@ -93,13 +93,13 @@ def slash(result: Any) -> Iterator[Entry]:
 
 def slash_transfer(result: Any) -> Iterator[Entry]:
     """Yield the correlation over heads of text with random tokens, and how many heads are dominant, by distance."""
-    own, measure = result.numbers, result.measure
-    for distance in measure.reached(own.data):
+    numbers, measure = result.numbers, result.measure
+    for distance in measure.reached(numbers.data):
         at = {"tokens": "all", "short_distance": distance}
-        yield "pearson", at, measure.correlation(own, distance)
-        yield "jaccard", at, measure.jaccard(own, distance)
-        for source in own.data["source"].values.tolist():
-            yield "n_dominant", {**at, "source": source}, measure.n_dominant(own, distance, source)
+        yield "pearson", at, measure.correlation(numbers, distance)
+        yield "jaccard", at, measure.jaccard(numbers, distance)
+        for source in numbers.data["source"].values.tolist():
+            yield "n_dominant", {**at, "source": source}, measure.n_dominant(numbers, distance, source)
 
 
 def slash_ablation(result: Any) -> Iterator[Entry]:
@@ -126,23 +126,23 @@ def cone(result: Any) -> Iterator[Entry]:
     uniform attention that they pay there, and means over these and over the others."""
     from tl_posgen.slash import dominance
 
-    own, group_mean = result.numbers, dominance.group_mean
-    yield "n_dominant", {"tokens": "all"}, dominance.n_heads(own, "dominant")
-    score, uniform = (own.array(name, tokens="all") for name in ("slash_score", "best_uniform"))
-    place, dominant = (own.array(name, tokens="all") for name in ("slash_distance", "dominant"))
+    numbers, group_mean = result.numbers, dominance.group_mean
+    yield "n_dominant", {"tokens": "all"}, dominance.n_heads(numbers, "dominant")
+    score, uniform = (numbers.array(name, tokens="all") for name in ("slash_score", "best_uniform"))
+    place, dominant = (numbers.array(name, tokens="all") for name in ("slash_distance", "dominant"))
     for distances, (first, last) in {"0": (0, 0), "1": (1, 1), "2 to 4": (2, 4)}.items():
         heads = dominant.astype(bool) & (place >= first) & (place <= last)
         at = {"tokens": "all", "distances": distances}
-        yield "n_dominant_at", at, own.number(heads.sum(HEAD))
-        yield "times_uniform", at, own.number((score / uniform).where(heads).mean(HEAD))
+        yield "n_dominant_at", at, numbers.number(heads.sum(HEAD))
+        yield "times_uniform", at, numbers.number((score / uniform).where(heads).mean(HEAD))
     for group in dominance.GROUPS:
         at = {"tokens": "all", "heads": group}
-        yield "best_uniform", at, group_mean(own, "best_uniform", group)
+        yield "best_uniform", at, group_mean(numbers, "best_uniform", group)
         for name in ("r1", "gain"):
             for side in "qk":
-                yield name, {**at, "side": side}, group_mean(own, name, group, side=side)
-        for part in own.data["input"].values.tolist():
-            yield "slash_score", {**at, "input": part}, group_mean(own, "slash_score", group, input=part)
+                yield name, {**at, "side": side}, group_mean(numbers, name, group, side=side)
+        for part in numbers.data["input"].values.tolist():
+            yield "slash_score", {**at, "input": part}, group_mean(numbers, "slash_score", group, input=part)
 
 
 def band_ablation(result: Any) -> Iterator[Entry]:
@@ -166,36 +166,40 @@ def bias_ablation(result: Any) -> Iterator[Entry]:
 def slash_biases(result: Any) -> Iterator[Entry]:
     """Yield the correlation over heads of slash scores of biases alone with measured ones, by distance, and how many
     heads are dominant."""
-    own, measure = result.numbers, result.measure
-    for distance in own.data["short_distance"].values.tolist():
-        yield "r", {"tokens": "all", "short_distance": distance}, measure.correlation(own, distance)
+    numbers, measure = result.numbers, result.measure
+    for distance in numbers.data["short_distance"].values.tolist():
+        yield "r", {"tokens": "all", "short_distance": distance}, measure.correlation(numbers, distance)
     for names in (("dominant",), ("dominant_alone",), ("dominant", "dominant_alone")):
-        yield "n_dominant", {"tokens": "all", "by": " and ".join(names)}, measure.n_dominant(own, *names)
+        yield "n_dominant", {"tokens": "all", "by": " and ".join(names)}, measure.n_dominant(numbers, *names)
 
 
 def gap(result: Any) -> Iterator[Entry]:
     """Yield the gaps between which a copy is no longer read and harm begins; what text, copy and needle cost
     at the largest gap."""
-    own, last = result.numbers, result.trained["gap"].values[-1].item()
-    for row in result.measure.table(own).to_dict("records"):
+    numbers, last = result.numbers, result.trained["gap"].values[-1].item()
+    for row in result.measure.table(numbers).to_dict("records"):
         condition = row["condition"]
         for name in ("reads", "lost", "harmless", "harm"):
             yield name, {"condition": condition}, Number(row[name])
         for task in ("text", "copy"):
-            yield task, {"condition": condition}, own("loss", condition=condition, task=task, gap=last)
-        yield "recall", {"condition": condition, "at": "the largest gap"}, own("recall", condition=condition, gap=last)
+            yield task, {"condition": condition}, numbers("loss", condition=condition, task=task, gap=last)
+        yield (
+            "recall",
+            {"condition": condition, "at": "the largest gap"},
+            numbers("recall", condition=condition, gap=last),
+        )
     yield "largest_gap", {}, Number(float(last))
 
 
 def slash_toy(result: Any) -> Iterator[Entry]:
     """Yield means over seeds at the first and at the last step."""
-    own, measure = result.numbers, result.measure
-    yield "loss", {"at": "start"}, measure.over_seeds(own.array("loss").isel(step=0))
-    yield "loss", {"at": "end"}, measure.at_end(own, "loss")
+    numbers, measure = result.numbers, result.measure
+    yield "loss", {"at": "start"}, measure.over_seeds(numbers.array("loss").isel(step=0))
+    yield "loss", {"at": "end"}, measure.at_end(numbers, "loss")
     for features in ("trained", "unseen"):
-        yield "score", {"at": "end", "features": features}, measure.at_end(own, "score", features=features)
+        yield "score", {"at": "end", "features": features}, measure.at_end(numbers, "score", features=features)
     for side in "qk":
-        yield "r1", {"at": "end", "side": side}, measure.at_end(own, "r1", side=side)
+        yield "r1", {"at": "end", "side": side}, measure.at_end(numbers, "r1", side=side)
 
 
 def substitution(result: Any) -> Iterator[Entry]:
@@ -217,10 +221,10 @@ def sources(result: Any) -> Iterator[Entry]:
     """Yield the source with the largest share of position through keys, by layer, of the model and of random inits."""
     from tl_posgen.sources.sources import top_of
 
-    own = result.numbers
-    layers = own.data["layer"].values.tolist()
+    of_model = result.numbers
+    layers = of_model.data["layer"].values.tolist()
     yield "n_layers", {}, Number(float(len(layers)))
-    for name, numbers in {"top": own, **({"top_of_inits": own.of_inits} if own.inits else {})}.items():
+    for name, numbers in {"top": of_model, **({"top_of_inits": of_model.of_inits} if of_model.inits else {})}.items():
         for layer in layers[1:]:
             for source, share in top_of(numbers, "k", "position", layer, 1):
                 yield name, {"layer": layer, "source": source}, share
@@ -229,14 +233,14 @@ def sources(result: Any) -> Iterator[Entry]:
 def token_coupling(result: Any) -> Iterator[Entry]:
     """Yield the coupling of different tokens with one input, or one output, token: lowest and highest layer."""
     numbers = result.numbers
-    found = numbers.array("coupling", kind=["same_input", "same_output"]).mean(("prompt", "token", "token_2"))
-    yield "lowest", {}, numbers.number(found.min(("kind", "layer")))
-    yield "highest", {}, numbers.number(found.max(("kind", "layer")))
+    between_tokens = numbers.array("coupling", kind=["same_input", "same_output"]).mean(("prompt", "token", "token_2"))
+    yield "lowest", {}, numbers.number(between_tokens.min(("kind", "layer")))
+    yield "highest", {}, numbers.number(between_tokens.max(("kind", "layer")))
 
 
 EXPRESSIONS: dict[str, Callable[[Any], Iterator[Entry]]] = {
-    one.__name__: one
-    for one in (
+    function.__name__: function
+    for function in (
         dummy_distance,
         length_extrapolation,
         coupling,

@@ -47,15 +47,15 @@ ON_MINI = {  # what a page asks the Hub, or the top of a clone, for -> what CI, 
 
 def on_mini(block: str) -> str:
     """Return the block for the bundled model, from any directory."""
-    for asked, here in ON_MINI.items():
-        block = block.replace(asked, here)
+    for original, replacement in ON_MINI.items():
+        block = block.replace(original, replacement)
     return block
 
 
 def with_output(name: str, text: str) -> str:
     """Return the page with what each block printed below it."""
-    told = json.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.is_file() else {}
-    outputs = iter(told.get(name, ()))
+    by_page = json.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.is_file() else {}
+    outputs = iter(by_page.get(name, ()))
 
     def below(match: re.Match[str]) -> str:
         printed = next(outputs, "")
@@ -90,14 +90,14 @@ def write_how_to(chosen: list[str]) -> None:
     from pages import environment
     from pictures import browser_of, photograph
 
-    made = environment()
-    told = json.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.is_file() else {}
+    templates = environment()
+    by_page = json.loads(PRINTED.read_text(encoding="utf-8")) if PRINTED.is_file() else {}
     names = chosen or [path.name.removesuffix(".md.j2") for path in sorted(HERE.glob("*.md.j2"))]
     with browser_of() as browser:
         for name in names:
-            told[name], figure = run(made.get_template(f"how_to/{name}.md.j2").render())
+            by_page[name], figure = run(templates.get_template(f"how_to/{name}.md.j2").render())
             if figure is not None:
                 (DOCS / "how_to" / f"{name}.png").write_bytes(photograph(browser, figure, 1000))
-            text = json.dumps(dict(sorted(told.items())), indent=1, ensure_ascii=False) + "\n"
+            text = json.dumps(dict(sorted(by_page.items())), indent=1, ensure_ascii=False) + "\n"
             PRINTED.write_text(text, encoding="utf-8")
             print(f"ran {name}", flush=True)

@@ -8,10 +8,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ class Part:
         """What lies outside the repository and is not there; "" where nothing lacks."""
         needed = [path_of(self.model)] if self.model and MODELS[self.model][0] else []
         needed += [TRAINED / str(seed) for seed in self.settings.get("training_seeds", ())]
-        return ", ".join(str(one) for one in needed if not one.exists())
+        return ", ".join(str(path) for path in needed if not path.exists())
 
 
 def path_of(name: str) -> Path:
@@ -130,15 +129,17 @@ def verdicts_by_null(part: Part) -> Mapping[str, Any]:
     from tl_posgen.claims.running import analyses_of
     from tl_posgen.models import open_session
 
-    cut = {one: part.settings[one] for one in ("length", "n_prompts")}
+    cut = {name: part.settings[name] for name in ("length", "n_prompts")}
     model, rows = open_session(model_of(part.model), precise=True), {}
-    every = [claim for paper in PAPERS.values() for claim in paper]
-    measures = [one for _, some, *_ in analyses_of(every, model)[0] for one in some if not one.runs_model]
+    all_claims = [claim for paper in PAPERS.values() for claim in paper]
+    measures = [
+        measure for _, group, *_ in analyses_of(all_claims, model)[0] for measure in group if not measure.runs_model
+    ]
     for kind in part.settings["kinds"]:
         nulls = {"random init": (0,), kind: (0,)}
         results = dict(tl_posgen.analyze(model, text_of(part.model), measures=measures, null_seeds=nulls, **cut))
         provenance = next(iter(results.values())).provenance
-        for row in claims_result(every, results, part.model, provenance, {}).frame().to_dict("records"):
+        for row in claims_result(all_claims, results, part.model, provenance, {}).frame().to_dict("records"):
             if row["verdict"] != "open":
                 rows.setdefault(row["claim"], {"claim": row["claim"], "measured": row["measured"]})
                 rows[row["claim"]] |= {kind: row["verdict"], f"null, {kind}": row["null"]}
@@ -150,13 +151,13 @@ def by_dtype(part: Part) -> Mapping[str, Any]:
     and how far the position share of the head that moves most is from that of the first dtype."""
     import numpy as np
 
-    cut = {**CUT, **{one: part.settings[one] for one in ("length", "n_prompts")}, "null_seeds": ()}
-    asked = {"variance": ("position", "content", "interaction", "additive_r", "size"), "three_axis": ("r",)}
+    cut = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "null_seeds": ()}
+    variables = {"variance": ("position", "content", "interaction", "additive_r", "size"), "three_axis": ("r",)}
     rows, first = [], None
     for dtype in part.settings["dtypes"]:
         model = tl_posgen.load_model(str(path_of(part.model)), dtype=dtype)
-        report = tl_posgen.analyze(model, text_of(part.model), measures=[*asked, "loss"], **cut)
-        row = {name: report[measure].numbers(name).value for measure, names in asked.items() for name in names}
+        report = tl_posgen.analyze(model, text_of(part.model), measures=[*variables, "loss"], **cut)
+        row = {name: report[measure].numbers(name).value for measure, names in variables.items() for name in names}
         positions = report["variance"].numbers.of_side(report["variance"].numbers.array("position"))
         first = positions if first is None else first
         largest_shift = float(np.abs(positions - first).max())
@@ -173,7 +174,7 @@ def rounded_keys(part: Part) -> Mapping[str, Any]:
 
     layer, heads = part.settings["layer"], part.settings["heads"]
     model, rows = model_of(part.model), []
-    cut = {**CUT, **{one: part.settings[one] for one in ("length", "n_prompts")}, "null_seeds": ()}
+    cut = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "null_seeds": ()}
     rounded = (f"blocks.{layer}.attn.hook_k", lambda keys, hook: keys.to(torch.bfloat16).to(keys.dtype))
     for keys, hooks in {"as they are": [], "in bfloat16": [rounded]}.items():
         with model.hooks(hooks):
@@ -188,7 +189,7 @@ def analysis(part: Part) -> Mapping[str, Any]:
     """Measure what the settings name, with the options in `OPTIONS`."""
     settings = {**CUT, **NULL, **part.settings}
     settings.pop("options", None)
-    measures = [OPTIONS.get(one, one) for one in settings.pop("measures")]
+    measures = [OPTIONS.get(name, name) for name in settings.pop("measures")]
     return tl_posgen.analyze(
         model_of(part.model), text_of(part.model), measures=measures, skip_unsupported=True, **settings
     )
@@ -201,45 +202,29 @@ def beyond_training(part: Part) -> Mapping[str, Any]:
 
 
 def one_by_one(part: Part) -> Mapping[str, Any]:
-    """Run every measure alone, and time it and the forward passes of the same prompts."""
-    import torch
-
-    from tl_posgen.models.loss import prompts_of_one_length
+    """Run every measure alone."""
     from tl_posgen.position import LengthExtrapolation
 
     model, text, settings = model_of(part.model), text_of(part.model), {**CUT, **NULL, **part.settings}
-    prompts = prompts_of_one_length(model, text, settings["length"], settings["n_prompts"])
-    with torch.no_grad():
-        passes = seconds_of(lambda: [model(one[None]) for one in prompts])[1]
-    found = {}
+    results = {}
     for measure in measured_of_models():
-        asked, own = measure(), settings
+        instance, run_settings = measure(), settings
         if measure is LengthExtrapolation:  # which has a length of its own
-            asked, own = LengthExtrapolation(inside=settings["length"]), {**settings, "length": None}
+            instance, run_settings = LengthExtrapolation(inside=settings["length"]), {**settings, "length": None}
         try:
-            report, seconds = seconds_of(partial(tl_posgen.analyze, model, text, measures=[asked], **own))
+            results[measure.name] = tl_posgen.analyze(model, text, measures=[instance], **run_settings)[measure.name]
         except UnsupportedModelError:  # biases, which this model has not
             continue
-        times = {"seconds": seconds, "passes": (1 + len(own["null_seeds"])) * passes}
-        found[measure.name] = replace(report[measure.name], provenance={**report[measure.name].provenance, **times})
-        print(f"{measure.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-    return found
-
-
-def seconds_of(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a function gives, and the processor time that it took."""
-    began = time.process_time()
-    return work(), time.process_time() - began
+    return results
 
 
 def found_by_each(results: Any) -> dict[str, Any]:
-    """Return, by measure, its findings, the kind of its first picture, its prompts' length, and how long it took."""
+    """Return, by measure, its findings, the kind of its first picture, and its prompts' length."""
     return {
         name: {
             "findings": result.findings(),
             "picture": next(iter(result.kinds), ""),
             "length": result.provenance["length"],
-            **{key: result.provenance[key] for key in ("seconds", "passes") if key in result.provenance},
         }
         for name, result in results.items()
     }
@@ -255,13 +240,13 @@ def training_of_seeds(part: Part) -> Mapping[str, Any]:
     """Measure the checkpoints of the mini recipe begun from other seeds."""
     from measuring import entry_of
 
-    found = {}
+    results = {}
     for seed in part.settings["training_seeds"]:
         checkpoints = sorted((TRAINED / str(seed) / "checkpoints").iterdir())
         measures = ("three_axis", "coupling")
         result = emergence(checkpoints, text_of("mini"), measures=measures, tokenizer="mini", **CUT, null_seeds=())
-        found[f"seed {seed}"] = entry_of(result)
-    return {"results": found}
+        results[f"seed {seed}"] = entry_of(result)
+    return {"results": results}
 
 
 def token_wise(part: Part) -> Mapping[str, Any]:
@@ -277,29 +262,29 @@ def width(part: Part) -> Mapping[str, Any]:
     from tl_posgen.coupling.coupling_scores import WIDTHS
     from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 
-    found = width_alone(WIDTHS)
-    by_norm = dict(zip(NORMS, found.coupling.tolist(), strict=True))
+    by_width = width_alone(WIDTHS)
+    by_norm = dict(zip(NORMS, by_width.coupling.tolist(), strict=True))
     return {
         "widths": list(WIDTHS),
-        "k": found.k.tolist(),
+        "k": by_width.k.tolist(),
         **by_norm,
-        "r2": dict(zip(NORMS, found.r2.tolist(), strict=True)),
+        "r2": dict(zip(NORMS, by_width.r2.tolist(), strict=True)),
     }
 
 
 def demo(part: Part) -> Mapping[str, Any]:
     """Return what `make demo` prints."""
-    words = printed("-m", "tl_posgen", "analyze", "--out", str(BUILD / "demo"), "--force")
-    return {"printed": words.replace(f"{ROOT}{os.sep}", "")}
+    output = printed("-m", "tl_posgen", "analyze", "--out", str(BUILD / "demo"), "--force")
+    return {"printed": output.replace(f"{ROOT}{os.sep}", "")}
 
 
 def commands(part: Part) -> Mapping[str, Any]:
     """Return what these command lines print, without the path of the page."""
-    every = {}
+    outputs = {}
     for line in part.settings["lines"]:
-        words = [*line.split()[1:], *(["--force"] if "--out" in line else [])]
-        every[line] = printed("-m", "tl_posgen", *words).split("\n\nNot shown:")[0].rstrip()
-    return {"printed": every}
+        arguments = [*line.split()[1:], *(["--force"] if "--out" in line else [])]
+        outputs[line] = printed("-m", "tl_posgen", *arguments).split("\n\nNot shown:")[0].rstrip()
+    return {"printed": outputs}
 
 
 def timed(part: Part) -> Mapping[str, Any]:
@@ -320,10 +305,10 @@ def timed(part: Part) -> Mapping[str, Any]:
 
 def time_of(line: str, name: str) -> dict[str, Any]:
     """Return the processor seconds, peak memory and first sentence of a command on a model."""
-    given = ["--model", path_of(name), "--text", SHARED / str(MODELS[name][1])]
-    given += ["--out", BUILD / "timed", "--force", "--full"]
+    options = ["--model", path_of(name), "--text", SHARED / str(MODELS[name][1])]
+    options += ["--out", BUILD / "timed", "--force", "--full"]
     with tempfile.TemporaryFile("w+") as out:
-        command = [sys.executable, "-m", "tl_posgen", *shlex.split(line), *given]
+        command = [sys.executable, "-m", "tl_posgen", *shlex.split(line), *options]
         began = subprocess.Popen(command, env=environment(), stdout=out, stderr=subprocess.DEVNULL)
         _, status, used = os.wait4(began.pid, 0)
         if os.waitstatus_to_exitcode(status):

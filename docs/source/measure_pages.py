@@ -59,19 +59,19 @@ GROUPS = {  # question -> the measures that answer it, as the navigation and the
 
 def measured_of_models() -> list[type[Measure]]:
     """Return the built-in measures that are taken of one model, in the order of `tl-posgen analyze`."""
-    known = [registry.find(name) for name in registry.BUILT_IN]
-    return [one for one in known if one is not None and (one.is_fed or one.runs_model)]
+    measures = [registry.find(name) for name in registry.BUILT_IN]
+    return [measure for measure in measures if measure is not None and (measure.is_fed or measure.runs_model)]
 
 
 def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
     """Yield what the page of each measure has beside its template."""
     settings, measured = numbers[SHOWN]["settings"], dict[str, tuple[str, Mapping[str, Any]]]()
     for part, model in PARTS.items():
-        measured |= {name: (model, found) for name, found in numbers.get(part, {}).get("more", {}).items()}
+        measured |= {name: (model, facts) for name, facts in numbers.get(part, {}).get("more", {}).items()}
     for measure in measured_of_models():
-        model, found = measured.get(measure.name, ("", {}))  # not measured yet
-        length = found.get("length", settings["length"])
-        findings = [as_markdown(one) for one in found.get("findings", ())[:MOST_FINDINGS]]
+        model, facts = measured.get(measure.name, ("", {}))  # not measured yet
+        length = facts.get("length", settings["length"])
+        findings = [as_markdown(finding) for finding in facts.get("findings", ())[:MOST_FINDINGS]]
         package = "core" if measure.name == "loss" else measure.__module__.split(".")[1]
         yield SimpleNamespace(
             measure=measure,
@@ -83,10 +83,10 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
             source=in_table(measure.source.removesuffix(".")),
             package=package,
             reference=f"tl_posgen.{measure.__module__.split('.')[1]}.{measure.__name__}",
-            measured=bool(found),
+            measured=bool(facts),
             model=model,
             cut=f"{settings['n_prompts']} prompts of {length} tokens",
-            picture=found.get("picture", ""),
+            picture=facts.get("picture", ""),
             findings=findings,
         )
 
@@ -94,7 +94,9 @@ def pages_of(numbers: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
 def as_markdown(text: str) -> str:
     """Return plain text in which < and * are no markup, outside of `code`."""
     pieces = re.split(r"(`[^`]*`)", text)
-    return "".join(one if one.startswith("`") else one.replace("<", "&lt;").replace("*", r"\*") for one in pieces)
+    return "".join(
+        piece if piece.startswith("`") else piece.replace("<", "&lt;").replace("*", r"\*") for piece in pieces
+    )
 
 
 def in_table(text: str) -> str:
@@ -104,17 +106,17 @@ def in_table(text: str) -> str:
 
 def options(measure: type[Measure]) -> list[SimpleNamespace]:
     """Return a row for each sentence of the docstring on options: their names, their defaults, and the sentence."""
-    told = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(measure.__doc__ or ""), re.MULTILINE | re.DOTALL)
+    match = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.cleandoc(measure.__doc__ or ""), re.MULTILINE | re.DOTALL)
     meanings: dict[str, str] = {}
-    for entry in re.split(r"\n(?=    \S)", told[1]) if told else ():
-        names, _, words = entry.strip().partition(": ")
-        meanings |= {name.strip(): in_table(re.sub(r"\s+", " ", words)) for name in names.split(",")}
+    for entry in re.split(r"\n(?=    \S)", match[1]) if match else ():
+        names, _, sentence = entry.strip().partition(": ")
+        meanings |= {name.strip(): in_table(re.sub(r"\s+", " ", sentence)) for name in names.split(",")}
     rows: dict[str, SimpleNamespace] = {}  # options that one sentence explains are one row
-    for one in fields(measure):
-        meaning = meanings.get(one.name, "")
-        row = rows.setdefault(meaning or one.name, SimpleNamespace(names=[], defaults=[], meaning=meaning))
-        row.names.append(f"`{one.name}`")
-        row.defaults += [f"`{in_words(one.default)}`"] if in_words(one.default) else []
+    for field in fields(measure):
+        meaning = meanings.get(field.name, "")
+        row = rows.setdefault(meaning or field.name, SimpleNamespace(names=[], defaults=[], meaning=meaning))
+        row.names.append(f"`{field.name}`")
+        row.defaults += [f"`{in_words(field.default)}`"] if in_words(field.default) else []
     return list(rows.values())
 
 
@@ -123,11 +125,11 @@ def variables(measure: type[Measure]) -> list[SimpleNamespace]:
     return [
         SimpleNamespace(
             name=name,
-            dims=", ".join(one.dims),
-            unit=one.unit,
-            meaning=in_table(": ".join(filter(None, [one.label, one.description]))),
+            dims=", ".join(variable.dims),
+            unit=variable.unit,
+            meaning=in_table(": ".join(filter(None, [variable.label, variable.description]))),
         )
-        for name, one in measure.variables.items()
+        for name, variable in measure.variables.items()
     ]
 
 

@@ -25,12 +25,12 @@ def results_of(name: str, *, again: bool = False) -> Mapping[str, Any]:
     if again or not (report.is_file() or values.is_file()):
         KEPT.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        found = part.make(part)
-        if isinstance(next(iter(found.values())), tl_posgen.Result):
-            first = next(iter(found.values()))
-            tl_posgen.Report(dict(found), getattr(found, "provenance", first.provenance)).save(report)
+        results = part.make(part)
+        if isinstance(next(iter(results.values())), tl_posgen.Result):
+            first = next(iter(results.values()))
+            tl_posgen.Report(dict(results), getattr(results, "provenance", first.provenance)).save(report)
         else:
-            values.write_text(json.dumps(jsonable(found)), encoding="utf-8")
+            values.write_text(json.dumps(jsonable(results)), encoding="utf-8")
         print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr)
     return tl_posgen.load(report) if report.is_file() else json.loads(values.read_text(encoding="utf-8"))
 
@@ -49,9 +49,9 @@ def measure(names: Sequence[str], *, again: bool = False) -> None:
         if missing := PARTS[name].missing:
             print(f"{name} is left as it is: no {missing}", file=sys.stderr)
             continue
-        found = numbers_of(name, again=again)
-        numbers = (read_numbers() if NUMBERS.is_file() else {}) | {name: found}
-        write_numbers({one: numbers[one] for one in PARTS if one in numbers})
+        entry = numbers_of(name, again=again)
+        numbers = (read_numbers() if NUMBERS.is_file() else {}) | {name: entry}
+        write_numbers({part: numbers[part] for part in PARTS if part in numbers})
     numbers = read_numbers()
     if set(PARTS) <= set(numbers):
         write_numbers(only_shown(numbers, shown_in(numbers)))
@@ -64,18 +64,24 @@ def numbers_of(name: str, *, again: bool = False) -> dict[str, Any]:
     settings = {"settings": jsonable({**part.settings, **text, "version": tl_posgen.__version__})}
     if not isinstance(results, tl_posgen.Report):
         return {**settings, **short(results)}
-    found = {"results": {key: {**text, **entry_of(result)} for key, result in results.items()}}
-    return settings | found | ({"more": short(jsonable(more))} if (more := part.more(results)) else {})
+    entries = {"results": {key: {**text, **entry_of(result)} for key, result in results.items()}}
+    return settings | entries | ({"more": short(jsonable(more))} if (more := part.more(results)) else {})
 
 
 def entry_of(result: Any) -> dict[str, Any]:
     """Return model, prompts, seeds, options of a result, and its numbers: those of its variables, and expressions."""
     entry = {key: result.provenance.get(key) for key in SETTINGS}
-    followed = [one for one in registry.names() if any(str(name).startswith(f"{one}_") for name in result.trained)]
-    of_followed = {key: label for one in followed for key, label in registry.measure_from(one).usual().items()}
+    followed = [
+        measure_name
+        for measure_name in registry.names()
+        if any(str(name).startswith(f"{measure_name}_") for name in result.trained)
+    ]
+    of_followed = {
+        key: label for measure_name in followed for key, label in registry.measure_from(measure_name).usual().items()
+    }
     entry["usual"] = {"tokens": "all", **of_followed, **result.measure.usual()}
     numbers = [*result.as_summary(), *expressions_of(result)]
-    entry["numbers"] = [{key: one[key] for key in one if one[key] not in (None, [])} for one in numbers]
+    entry["numbers"] = [{key: number[key] for key in number if number[key] not in (None, [])} for number in numbers]
     if not numbers:  # such as claims, which are words
         entry["rows"] = result.table().to_dict("records")
     return short(jsonable(entry))

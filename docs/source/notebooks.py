@@ -40,7 +40,7 @@ def is_of_another_model(source: Path) -> bool:
 def notebook_of(source: Path) -> Any:
     """The notebook of a source, not yet run: below its title how to install, and where to open it, as far as known."""
     notebook = jupytext.read(source)
-    title, *rest = notebook.cells
+    title, *cells = notebook.cells
     if where := address():
         repository = where.removeprefix("https://")
         badge = BADGE.format(f"{repository.replace('github.com', 'github', 1)}/blob/main/examples/{source.stem}.ipynb")
@@ -49,7 +49,7 @@ def notebook_of(source: Path) -> Any:
         install = f'# %pip install --quiet "tl-posgen @ git+{where}"'
     else:
         install = "# %pip install --quiet ..  # this checkout"
-    notebook.cells = [title, nbformat.v4.new_code_cell(install), *rest]
+    notebook.cells = [title, nbformat.v4.new_code_cell(install), *cells]
     for number, cell in enumerate(notebook.cells):
         cell.id = f"{source.stem[:2]}-{number}"  # the same in every run
     return notebook
@@ -93,14 +93,14 @@ def tidied(notebook: Any) -> Any:
     """Without times of day and warnings; what was printed in pieces is one output."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        kept: list[Any] = []
+        outputs: list[Any] = []
         for output in cell.get("outputs", []):
-            if output.get("name") == "stdout" and kept and kept[-1].get("name") == "stdout":
-                kept[-1]["text"] += output["text"]
+            if output.get("name") == "stdout" and outputs and outputs[-1].get("name") == "stdout":
+                outputs[-1]["text"] += output["text"]
             elif output.get("name") != "stderr":
-                kept.append(output)
+                outputs.append(output)
         if cell.cell_type == "code":
-            cell.outputs = kept
+            cell.outputs = outputs
     notebook.metadata.pop("language_info", None)
     return notebook
 
@@ -138,9 +138,9 @@ def write_site() -> None:
     for page in SITE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r"\.\./examples/(\w+)\.ipynb", r"notebooks/\1.md", text), encoding="utf-8")
-    for name, words in SYNONYMS.items():
+    for name, synonyms in SYNONYMS.items():
         with (SITE / name).open("a", encoding="utf-8") as page:
-            page.write(f"\n<span hidden>{words}</span>\n")
+            page.write(f"\n<span hidden>{synonyms}</span>\n")
     for source in SOURCES:
         notebook = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
         parts = list(parts_of(notebook, source.stem))

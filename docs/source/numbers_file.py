@@ -59,7 +59,7 @@ class Measured:
         return number_from(self.entry_of(name, **labels))
 
     def __contains__(self, name: str) -> bool:
-        return any(one["name"] == name for one in self.entry["numbers"])
+        return any(entry["name"] == name for entry in self.entry["numbers"])
 
     def entry_of(self, name: str, **labels: Any) -> Mapping[str, Any]:
         """Return the entry of one number, with all its labels.
@@ -67,13 +67,13 @@ class Measured:
         Raises:
             AttributeError: no such number, or several.
         """
-        named = [one for one in self.entry["numbers"] if one["name"] == name]
+        named = [entry for entry in self.entry["numbers"] if entry["name"] == name]
         wanted = {**self.entry.get("usual", {}), **labels}
-        fitting = [one for one in named if all(one[dim] == x for dim, x in wanted.items() if dim in one)]
-        fitting = [one for one in fitting if set(labels) <= set(one)]
-        fitting = [one for one in fitting if len(labels_of(one)) == fewest(fitting)]
+        fitting = [entry for entry in named if all(entry[dim] == x for dim, x in wanted.items() if dim in entry)]
+        fitting = [entry for entry in fitting if set(labels) <= set(entry)]
+        fitting = [entry for entry in fitting if len(labels_of(entry)) == fewest(fitting)]
         if len(fitting) != 1:
-            names = ", ".join(dict.fromkeys(one["name"] for one in self.entry["numbers"]))
+            names = ", ".join(dict.fromkeys(entry["name"] for entry in self.entry["numbers"]))
             has = f"it has {', '.join(map(str, map(labels_of, named)))}" if named else f"there are {names}"
             raise AttributeError(f"{self.place}: {len(fitting)} numbers {name!r} at {labels}; {has}")
         self.shown.add(place_of(self.place, fitting[0]))
@@ -81,13 +81,19 @@ class Measured:
 
     def each(self, name: str, dim: str, **labels: Any) -> dict[Any, Number]:
         """Return the numbers along a dim, by its labels."""
-        known = dict.fromkeys(one[dim] for one in self.entry["numbers"] if one["name"] == name and dim in one)
-        return {label: self(name, **labels, **{dim: label}) for label in known}
+        dim_labels = dict.fromkeys(
+            entry[dim] for entry in self.entry["numbers"] if entry["name"] == name and dim in entry
+        )
+        return {label: self(name, **labels, **{dim: label}) for label in dim_labels}
 
     def highest(self, name: str, dim: str, leave_out: Sequence[Any] = (), **labels: Any) -> Any:
         """Return the label along a dim where a number is highest."""
-        known = {label: one for label, one in self.each(name, dim, **labels).items() if one and label not in leave_out}
-        return max(known, key=lambda label: known[label].value)
+        numbers = {
+            label: number
+            for label, number in self.each(name, dim, **labels).items()
+            if number and label not in leave_out
+        }
+        return max(numbers, key=lambda label: numbers[label].value)
 
 
 def fewest(entries: Sequence[Mapping[str, Any]]) -> int:
@@ -131,31 +137,31 @@ def write_numbers(numbers: Mapping[str, Any]) -> None:
 
 def only_shown(numbers: Mapping[str, Any], shown: set[str]) -> dict[str, Any]:
     """Return the numbers without those that no page shows."""
-    found = {}
+    parts = {}
     for part, entry in numbers.items():
         places = {name: f"{part}/{name}" for name in entry.get("results", {})}
-        kept = {name: trimmed(at, entry["results"][name], shown) for name, at in places.items() if at in shown}
-        found[part] = {key: value for key, value in entry.items() if key != "results"}
-        found[part] |= {"results": kept} if kept else {}
-    return found
+        results = {name: trimmed(at, entry["results"][name], shown) for name, at in places.items() if at in shown}
+        parts[part] = {key: value for key, value in entry.items() if key != "results"}
+        parts[part] |= {"results": results} if results else {}
+    return parts
 
 
 def trimmed(place: str, result: Mapping[str, Any], shown: set[str]) -> dict[str, Any]:
     """Return a result with the numbers that are shown; of claims, with their verdicts alone where no more is shown."""
-    found = {key: value for key, value in result.items() if key not in ("rows", "numbers")}
+    entry = {key: value for key, value in result.items() if key not in ("rows", "numbers")}
     if f"{place}/rows" in shown:
-        found["rows"] = result["rows"]
+        entry["rows"] = result["rows"]
     elif f"{place}/verdicts" in shown:
-        found["rows"] = [{key: row[key] for key in ("claim", "verdict")} for row in result["rows"]]
-    return found | {"numbers": [one for one in result["numbers"] if place_of(place, one) in shown]}
+        entry["rows"] = [{key: row[key] for key in ("claim", "verdict")} for row in result["rows"]]
+    return entry | {"numbers": [number for number in result["numbers"] if place_of(place, number) in shown]}
 
 
 def short(value: Any) -> Any:
     """Return a value with six significant digits a number, so that a run on another machine changes few lines."""
     if isinstance(value, Mapping):
-        return {str(key): short(one) for key, one in value.items()}
+        return {str(key): short(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [short(one) for one in value]
+        return [short(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
 
 
@@ -172,15 +178,15 @@ def as_text(value: Any, margin: str = "") -> str:
         }
     """
     inside = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
-    flat = not any(isinstance(one, Mapping) or (isinstance(one, list) and holds_objects(one)) for one in inside)
+    flat = not any(isinstance(item, Mapping) or (isinstance(item, list) and holds_objects(item)) for item in inside)
     if flat:
         return json.dumps(value, ensure_ascii=False)
     names = [f"{json.dumps(str(key), ensure_ascii=False)}: " for key in value] if isinstance(value, Mapping) else None
-    lines = [margin + " " + (names[n] if names else "") + as_text(one, margin + " ") for n, one in enumerate(inside)]
+    lines = [margin + " " + (names[n] if names else "") + as_text(item, margin + " ") for n, item in enumerate(inside)]
     start, end = "{}" if names else "[]"
     return start + "\n" + ",\n".join(lines) + f"\n{margin}{end}"
 
 
 def holds_objects(values: list[Any]) -> bool:
     """Return whether a list has objects in it."""
-    return any(isinstance(one, Mapping) for one in values)
+    return any(isinstance(value, Mapping) for value in values)

@@ -95,7 +95,7 @@ def beside(number: Number, digits: int = 2, form: str = "dec") -> str:
 
 def nulls(number: Number, digits: int = 2, form: str = "dec") -> str:
     """Return 0.80, 0.81: the mean of random inits and that of shuffled weights, where there are any."""
-    return ", ".join(FORMS[form](one, digits) for one in map(mean_of_nulls, number.by_null.values()) if one)
+    return ", ".join(FORMS[form](mean, digits) for mean in map(mean_of_nulls, number.by_null.values()) if mean)
 
 
 def beside_with_interval(number: Number, digits: int = 2, form: str = "dec") -> str:
@@ -133,7 +133,7 @@ def by_kind(null: str) -> list[tuple[str, str]]:
     return list(zip(pieces[::2], pieces[1::2], strict=True))
 
 
-def quantities(told: str) -> Iterator[tuple[str, str]]:
+def quantities(text: str) -> Iterator[tuple[str, str]]:
     """Yield each quantity that a verdict names with its value; where several share one value, each has it.
 
     Example:
@@ -143,29 +143,29 @@ def quantities(told: str) -> Iterator[tuple[str, str]]:
         [('r at D = 0', '0.33 ± 0.14'), ('slope', '2')]
     """
     waiting, group = [], ""
-    for piece in re.split(r"(?<!thirds)(?<!wavelength)[;,] (?=[^\d\s+-])", told):
+    for piece in re.split(r"(?<!thirds)(?<!wavelength)[;,] (?=[^\d\s+-])", text):
         if named := re.match(r"(thirds|wavelength)(?:, [a-z ]+)?: ", piece):
             group, piece = f"{named[1]}: ", piece[named.end() :]
         elif not re.search(r"without|alone", piece):
             group = ""
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"(.*?) ([-+]?[\d.]+%?(?: ± [\d.]+)?(?: \[.*\])?(?: \(\d+ dominant heads?\))?|not defined)", piece
         )
-        waiting.append(f"{group}{found[1] if found else piece}")
-        if found:
-            value = "–" if found[2] == "not defined" else found[2].replace("-", "−")
-            yield from ((words, value) for words in waiting)
+        waiting.append(f"{group}{match[1] if match else piece}")
+        if match:
+            value = "–" if match[2] == "not defined" else match[2].replace("-", "−")
+            yield from ((quantity, value) for quantity in waiting)
             waiting = []
 
 
-def in_cell(numbers: Mapping[tuple[str, str], str], words: str, kinds: Sequence[str]) -> str:
+def in_cell(numbers: Mapping[tuple[str, str], str], quantity: str, kinds: Sequence[str]) -> str:
     """Return a quantity of a claim, and behind it that of each kind of null model in brackets.
 
     Example:
         >>> in_cell({("", "r"): "0.9", ("random init", "r"): "0.4"}, "r", ["random init", "shuffled"])
         '0.9 (0.4, –)'
     """
-    value, *of_nulls = (numbers.get((kind, words), "–") for kind in ("", *kinds))
+    value, *of_nulls = (numbers.get((kind, quantity), "–") for kind in ("", *kinds))
     return f"{value} ({', '.join(of_nulls)})" if {*of_nulls} - {"–"} else value
 
 
@@ -181,57 +181,65 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         shown: to which the place of every number is added that a template asks for.
     """
     numbers = read_numbers() if numbers is None else numbers
-    made = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
-    made.filters |= {"beside": beside, "with_interval": with_interval, "beside_with_interval": beside_with_interval}
-    made.filters |= {"cell": measure_pages.in_table, "unbroken": lambda text: text.replace(" ", "\u00a0")}
-    made.filters["interval_of_percent"] = interval_of_percent
+    templates.filters |= {**FORMS, "quoted": quoted, "excerpt": excerpt, "nulls": nulls}
+    templates.filters |= {
+        "beside": beside,
+        "with_interval": with_interval,
+        "beside_with_interval": beside_with_interval,
+    }
+    templates.filters |= {"cell": measure_pages.in_table, "unbroken": lambda text: text.replace(" ", "\u00a0")}
+    templates.filters["interval_of_percent"] = interval_of_percent
 
     def result(part: str, name: str) -> Measured:
         return Measured(f"{part}/{name}", numbers[part]["results"][name], shown)
 
     def of_claims(part: str) -> list[Measured]:
         """Return the judgements of parts that judge one claim of a model, and those of the part that judges most."""
-        return [result(one, "claims") for one in [*(one for one in numbers if one.startswith(f"{part} of ")), part]]
+        return [
+            result(name, "claims") for name in [*(name for name in numbers if name.startswith(f"{part} of ")), part]
+        ]
 
     def verdict(part: str, claim: str) -> str:
-        return next((one.verdicts[claim] for one in of_claims(part) if claim in one.verdicts), "–")
+        return next((judged.verdicts[claim] for judged in of_claims(part) if claim in judged.verdicts), "–")
 
     def claim_rows(part: str, paper: str) -> list[Mapping[str, Any]]:
-        return [row for one in of_claims(part) for row in one.rows if row["claim"].startswith(paper)]
+        return [row for judged in of_claims(part) for row in judged.rows if row["claim"].startswith(paper)]
 
     def frequency_claim(model: str, claim: str, *, whole: bool = False) -> Mapping[str, Any]:
         """Return the row of a claim on frequencies, of the part that judged it; with its numbers if `whole`."""
         for part in (f"{model} {kind}" for kind in OF_FREQUENCIES if f"{model} {kind}" in numbers):
-            found = result(part, "claims")
-            if claim in found.verdicts:
-                rows = found.rows if whole else [{"claim": one, "verdict": v} for one, v in found.verdicts.items()]
+            judged = result(part, "claims")
+            if claim in judged.verdicts:
+                rows = judged.rows if whole else [{"claim": name, "verdict": v} for name, v in judged.verdicts.items()]
                 return next(row for row in rows if row["claim"] == claim)
         return {"claim": claim, "verdict": "–"}
 
     def claim_table(claim: str, models: Sequence[str]) -> SimpleNamespace:
         """Return what decided a claim: by model its verdict, and its numbers by null kind and quantity; without models
         whose numbers are not known."""
-        found = []
+        judged_models = []
         for model in models:
             row = next((row for row in claim_rows(f"{model} claims", claim) if row["claim"] == claim), {})
             if "measured" not in row:
                 continue
-            numbers = {("", words): value for words, value in quantities(row["measured"])}
-            for kind, told in by_kind(row["null"]):
-                numbers |= {(kind, words): value for words, value in quantities(told)}
-            found.append((model, row["verdict"], numbers))
-        every = dict.fromkeys(place for _, _, numbers in found for place in numbers)
-        kinds = [kind for kind in dict.fromkeys(kind for kind, _ in every) if kind]
-        return SimpleNamespace(models=found, nulls=kinds, quantities=list(dict.fromkeys(words for _, words in every)))
+            numbers = {("", quantity): value for quantity, value in quantities(row["measured"])}
+            for kind, text in by_kind(row["null"]):
+                numbers |= {(kind, quantity): value for quantity, value in quantities(text)}
+            judged_models.append((model, row["verdict"], numbers))
+        places = dict.fromkeys(place for _, _, numbers in judged_models for place in numbers)
+        kinds = [kind for kind in dict.fromkeys(kind for kind, _ in places) if kind]
+        return SimpleNamespace(
+            models=judged_models, nulls=kinds, quantities=list(dict.fromkeys(quantity for _, quantity in places))
+        )
 
-    made.globals |= {
+    templates.globals |= {
         "result": result,
         "part": lambda name: numbers[name],
         "real": REAL,
@@ -253,7 +261,14 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "in_cell": in_cell,
         "interval": interval,
         "measured_with": ", ".join(
-            sorted({one for of in numbers.values() if "results" in of for one in of["settings"]["version"].split(", ")})
+            sorted(
+                {
+                    version
+                    for part in numbers.values()
+                    if "results" in part
+                    for version in part["settings"]["version"].split(", ")
+                }
+            )
         ),
         "training_log": training_log(),
         "address": address(),
@@ -273,14 +288,14 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "measures": list(measure_pages.pages_of(numbers)),
         "max": max,
     }
-    made.globals["citations"] = citations(made.get_template("CITATION.cff.j2").render())
-    return made
+    templates.globals["citations"] = citations(templates.get_template("CITATION.cff.j2").render())
+    return templates
 
 
 def notebooks() -> list[dict[str, str]]:
     """The notebooks of examples/, by the title that each begins with."""
-    titled = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("[0-9]*.py"))}
-    return [{"name": name, "title": text.partition("\n# # ")[2].partition("\n")[0]} for name, text in titled.items()]
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("[0-9]*.py"))}
+    return [{"name": name, "title": text.partition("\n# # ")[2].partition("\n")[0]} for name, text in texts.items()]
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -293,7 +308,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 def of_study(model: str, quantity: str, digits: int = 2) -> str:
     """Return a number of the study of real models with its interval: 0.55 [0.14, 0.96]."""
-    row = next(one for one in rows_of("studies/real.csv") if (one["model"], one["quantity"]) == (model, quantity))
+    row = next(row for row in rows_of("studies/real.csv") if (row["model"], row["quantity"]) == (model, quantity))
     value, low, high = (decimal(row[end], digits) for end in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
 
@@ -317,11 +332,11 @@ def own_measure() -> str:
 def families() -> list[dict[str, Any]]:
     """docs/families.json by TransformerLens and backend: counts of outcomes, and which architectures are right."""
     sides = []
-    for version, told in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
-        for backend in dict.fromkeys(row["backend"] for row in told["rows"] if row["backend"]):
-            rows = [row for row in told["rows"] if row["backend"] == backend and row["outcome"] != "not built"]
+    for version, of_version in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
+        for backend in dict.fromkeys(row["backend"] for row in of_version["rows"] if row["backend"]):
+            rows = [row for row in of_version["rows"] if row["backend"] == backend and row["outcome"] != "not built"]
             right = sorted({row["family"] for row in rows if row["outcome"] == "right"})
-            side = {"title": f"{KINDS[backend]}, {version}", "transformers": told["transformers"], "right": right}
+            side = {"title": f"{KINDS[backend]}, {version}", "transformers": of_version["transformers"], "right": right}
             sides.append(side | {"counts": Counter(row["outcome"] for row in rows)})
     return sides
 
@@ -329,14 +344,14 @@ def families() -> list[dict[str, Any]]:
 def architectures() -> list[dict[str, str]]:
     """docs/families.json by architecture: the outcome of each side, and in short why the last one refuses it."""
     rows: dict[str, dict[str, str]] = {}
-    for version, told in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
-        for row in told["rows"]:
-            one = rows.setdefault(row["family"], {"name": row["family"], "why": ""})
+    for version, of_version in json.loads(FAMILIES.read_text(encoding="utf-8")).items():
+        for row in of_version["rows"]:
+            architecture = rows.setdefault(row["family"], {"name": row["family"], "why": ""})
             side = f"{KINDS.get(row['backend'], '')}, {version}"
-            outcomes = {one.get(side, "–"), row["outcome"].replace("not built", "–")}
-            one[side] = next((which for which in ("right", "refused") if which in outcomes), "–")
+            outcomes = {architecture.get(side, "–"), row["outcome"].replace("not built", "–")}
+            architecture[side] = next((outcome for outcome in ("right", "refused") if outcome in outcomes), "–")
             if row["outcome"] == "refused":
-                one["why"] = briefly(row["reason"])
+                architecture["why"] = briefly(row["reason"])
     return [rows[name] | {"why": rows[name]["why"] or "cannot be built this small"} for name in sorted(rows)]
 
 
@@ -356,20 +371,20 @@ def training_log() -> Sequence[SimpleNamespace]:
 
 def rendered(numbers: Mapping[str, Any] | None = None, shown: set[str] | None = None) -> Iterator[tuple[Path, str]]:
     """Yield (file, text) of every page that has a template; the arguments are those of `environment`."""
-    made = environment(numbers, shown)
-    for page in made.globals["measures"]:
-        yield DOCS / "measures" / f"{page.measure.name}.md", made.get_template("measure.md.j2").render(page=page)
+    templates = environment(numbers, shown)
+    for page in templates.globals["measures"]:
+        yield DOCS / "measures" / f"{page.measure.name}.md", templates.get_template("measure.md.j2").render(page=page)
     for name in ("families", "claims"):
-        yield DOCS / "reference" / f"{name}.md", made.get_template(f"reference/{name}.md.j2").render()
+        yield DOCS / "reference" / f"{name}.md", templates.get_template(f"reference/{name}.md.j2").render()
     for template in sorted((HERE / "how_to").glob("*.md.j2")):
         name = template.name.removesuffix(".md.j2")
-        text = made.get_template(f"how_to/{template.name}").render()
+        text = templates.get_template(f"how_to/{template.name}").render()
         yield DOCS / "how_to" / f"{name}.md", how_to.with_output(name, text)
     for template in sorted(HERE.glob("*.*.j2")):
         if template.name == "measure.md.j2":
             continue
         name = template.name.removesuffix(".j2")
-        text = made.get_template(template.name).render()
+        text = templates.get_template(template.name).render()
         if name == "README.md" and address():
             text = absolute(text)
         yield (ROOT if name in OF_ROOT else DOCS) / name, text
@@ -401,11 +416,11 @@ def address() -> str:
 
 def citations(cff: str) -> list[str]:
     """CITATION.cff as BibTeX: the software, and the papers behind it."""
-    told = yaml.safe_load(cff)
-    software = {"title": f"{{{told['title']}}}", "author": authors(told), "year": str(told["date-released"])[:4]}
-    software |= {"version": told["version"]} | ({"url": address()} if address() else {})
+    work = yaml.safe_load(cff)
+    software = {"title": f"{{{work['title']}}}", "author": authors(work), "year": str(work["date-released"])[:4]}
+    software |= {"version": work["version"]} | ({"url": address()} if address() else {})
     entries = [bibtex("software", "tl_posgen", software)]
-    for paper in told["references"]:
+    for paper in work["references"]:
         arxiv = paper["url"].rpartition("/")[2]
         fields = {"title": f"{{{paper['title']}}}", "author": authors(paper), "year": paper["year"]}
         fields |= {"booktitle": paper["conference"]["name"]} if "conference" in paper else {}
@@ -415,10 +430,12 @@ def citations(cff: str) -> list[str]:
     return entries
 
 
-def authors(told: Mapping[str, Any]) -> str:
+def authors(work: Mapping[str, Any]) -> str:
     """BibTeX's list of names."""
-    names = [", ".join(one[key] for key in ("family-names", "given-names") if key in one) for one in told["authors"]]
-    return " and ".join(name or f"{{{one['name']}}}" for name, one in zip(names, told["authors"], strict=True))
+    names = [
+        ", ".join(author[key] for key in ("family-names", "given-names") if key in author) for author in work["authors"]
+    ]
+    return " and ".join(name or f"{{{author['name']}}}" for name, author in zip(names, work["authors"], strict=True))
 
 
 def bibtex(kind: str, key: str, fields: Mapping[str, Any]) -> str:

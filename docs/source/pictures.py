@@ -72,10 +72,10 @@ def far_gaps() -> Any:
     panels = Panels([str(model).removesuffix("-135M-Instruct") for model, _ in by_model], columns=2, row_height=240)
     conditions = {"unchanged": "unchanged", "hold_planes": "planes of less than a turn held at L/2"}
     for panel, (_, rows) in enumerate(by_model):
-        for colour, (condition, words) in zip(COLOURS[:2], conditions.items(), strict=True):
+        for colour, (condition, label) in zip(COLOURS[:2], conditions.items(), strict=True):
             rise, low, high = (rows[f"{condition}_{end}"].to_numpy() for end in ("rise", "low", "high"))
             bars = error_bars(rise, low, high)
-            panels.add(panel, line(rows["turns"], rise, words, colour, mode="lines+markers", error_y=bars))
+            panels.add(panel, line(rows["turns"], rise, label, colour, mode="lines+markers", error_y=bars))
         panels.add(panel, line(rows["turns"], rows["alone_rise"], "without the first half", COLOURS[-1], dash="dot"))
     title, subtitle = "Loss of text across a gap, above that without one", "4 prompts of 128 tokens, 95% intervals"
     return panels.axes("gap, in turns", "nats a token").titled(title, subtitle)
@@ -84,7 +84,7 @@ def far_gaps() -> Any:
 def by_size() -> Any:
     """Return a figure of the study of real models: each quantity over the number of parameters, and its null models."""
     rows = pd.read_csv(EXAMPLES / "studies" / "real.csv").sort_values("parameters")
-    shown = {
+    titles = {
         "position": "position",
         "content": "content",
         "interaction": "interaction",
@@ -95,19 +95,19 @@ def by_size() -> Any:
         "copy_far": "loss of a copy across 1.5 contexts",
         "text_far": "loss of text across 1.5 contexts",
     }
-    panels = Panels(list(shown.values()), columns=3, row_height=220)
-    for panel, quantity in enumerate(shown):
-        of = rows[rows["quantity"] == quantity]
-        bars = error_bars(of["value"].to_numpy(), of["low"].to_numpy(), of["high"].to_numpy())
-        how: dict[str, Any] = {"mode": "markers", "marker": {"size": 8}, "error_y": bars, "cliponaxis": False}
-        panels.add(panel, line(of["parameters"], of["value"], "trained", COLOURS[0], **how))
+    panels = Panels(list(titles.values()), columns=3, row_height=220)
+    for panel, quantity in enumerate(titles):
+        points = rows[rows["quantity"] == quantity]
+        bars = error_bars(points["value"].to_numpy(), points["low"].to_numpy(), points["high"].to_numpy())
+        look: dict[str, Any] = {"mode": "markers", "marker": {"size": 8}, "error_y": bars, "cliponaxis": False}
+        panels.add(panel, line(points["parameters"], points["value"], "trained", COLOURS[0], **look))
         for colour, symbol, null in ((COLOURS[1], "circle-open", "random_init"), (COLOURS[-1], "x", "shuffled")):
             marker = {"symbol": symbol, "color": colour, "size": 8}
             panels.add(
                 panel,
                 line(
-                    of["parameters"],
-                    of[null],
+                    points["parameters"],
+                    points[null],
                     null.replace("_", " "),
                     colour,
                     mode="markers",
@@ -180,26 +180,26 @@ def photograph_page(browser: Any, html: str) -> None:
         page.close()
 
 
-def photograph(browser: Any, shown: Any, width: int = 1100, height: int | None = None) -> bytes:
+def photograph(browser: Any, content: Any, width: int = 1100, height: int | None = None) -> bytes:
     """Return a PNG of a plotly figure, or of the body of an HTML page once it has drawn itself.
 
     Raises:
         ValueError: almost all of it is one colour.
     """
-    size = {"width": width, "height": 200 if isinstance(shown, str) else 450}
-    if not isinstance(shown, str):
-        size["height"] = int(height or shown.layout.height or 450)
-        shown.update_layout(title_pad_t=20, **size)
+    size = {"width": width, "height": 200 if isinstance(content, str) else 450}
+    if not isinstance(content, str):
+        size["height"] = int(height or content.layout.height or 450)
+        content.update_layout(title_pad_t=20, **size)
     page = browser.new_page(viewport=size, device_scale_factor=1)
     try:
         page.set_default_timeout(180_000)
         page.route(re.compile("^https?:"), lambda route: route.abort())
-        if isinstance(shown, str):
+        if isinstance(content, str):
             style = "font-family: sans-serif; margin: 0; padding: 10px"
-            page.set_content(f"<!DOCTYPE html><body style='{style}'>{shown}</body>")
+            page.set_content(f"<!DOCTYPE html><body style='{style}'>{content}</body>")
             picture = settled(page)
         else:
-            page.set_content(plotly.io.to_html(shown, include_plotlyjs=True, config={"staticPlot": True}))
+            page.set_content(plotly.io.to_html(content, include_plotlyjs=True, config={"staticPlot": True}))
             page.wait_for_selector(".main-svg")
             page.wait_for_timeout(500)  # fonts, and labels that move out of each other's way
             picture = page.locator(".plotly-graph-div").screenshot()

@@ -115,8 +115,8 @@ def test_layers_before_the_one_at_which_a_bridge_starts_are_not_those_of_the_pas
 class Lacking(Energy):
     """The size of keys, of all layers but the last that are computed at once."""
 
-    def of_layers(self, found):
-        return found[:-1]
+    def of_layers(self, layer_values):
+        return layer_values[:-1]
 
 
 def test_too_few_values_of_several_layers_are_counted(mini):

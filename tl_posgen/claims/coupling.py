@@ -20,14 +20,14 @@ def _coupling(result: Result, at: Mapping[str, float], quantity: str = "coupling
         "random bases": [numbers("chance", **of_chance).value],
         **ends_of_nulls(numbers, "coupling", "high", **labels),
     }
-    how: dict[str, Any] = {"beyond": beyond, "otherwise": "detectable", "digits": 3}
-    return Criterion.of_end(quantity, numbers("coupling", **labels), **at, **how)
+    fields: dict[str, Any] = {"beyond": beyond, "otherwise": "detectable", "digits": 3}
+    return Criterion.of_end(quantity, numbers("coupling", **labels), **at, **fields)
 
 
-def _beyond_ends(result: Result, quantity: str, name: str, held: float, sign: int = 1, **how: Any) -> Criterion:
+def _beyond_ends(result: Result, quantity: str, name: str, held: float, sign: int = 1, **fields: Any) -> Criterion:
     """Return the criterion of a number whose interval has to be beyond the intervals of all null models."""
     beyond = ends_of_nulls(result.numbers, name, "high" if sign > 0 else "low")
-    return Criterion.of(quantity, result.numbers(name), held, beyond=beyond, sign=sign, **how)
+    return Criterion.of(quantity, result.numbers(name), held, beyond=beyond, sign=sign, **fields)
 
 
 def _growth(coupling: Result, least: float) -> list[Group]:
@@ -98,7 +98,7 @@ COUPLING = [
         "three, and every lower end at least {held}: held, {partly}: partly",
         ("token_coupling",),
         lambda token_coupling, **at: [
-            _coupling(token_coupling, at, f"coupling {words}", kind=kind) for kind, words in OF_TOKENS.items()
+            _coupling(token_coupling, at, f"coupling {label}", kind=kind) for kind, label in OF_TOKENS.items()
         ],
         thresholds=_COUPLED,
     ),

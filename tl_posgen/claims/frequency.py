@@ -44,12 +44,12 @@ def _mean_of(array: xr.DataArray, heads: xr.DataArray) -> xr.DataArray:
 def _lengths(planes: Result, **at: float) -> list[Criterion]:
     numbers = planes.numbers
     turning = np.isfinite(numbers.data["wavelength"].values).any(0)
-    found = []
+    criteria = []
     for side in "qk":
         fast, slow = _thirds(numbers.array("magnitude", side=side, **WITHOUT_FIRST).isel(plane=turning))
         ratio = np.exp(np.log(slow.mean("plane") / fast.mean("plane")).mean(HEAD))
-        found.append(Criterion.of(f"slow third / fast third of {side}", numbers.number(ratio), **at))
-    return found
+        criteria.append(Criterion.of(f"slow third / fast third of {side}", numbers.number(ratio), **at))
+    return criteria
 
 
 def _band(plane_use: Result, held: float) -> list[Group]:
@@ -59,7 +59,7 @@ def _band(plane_use: Result, held: float) -> list[Group]:
     step = step_of(n_planes)
     profile = use.mean("head").isel(plane=_turning(plane_use))
     away = profile["plane"] - profile.fillna(-1).idxmax("plane")
-    of_band, of_slower = (profile.where(one).mean("plane") * n_planes for one in (abs(away) <= step, away > step))
+    of_band, of_slower = (profile.where(mask).mean("plane") * n_planes for mask in (abs(away) <= step, away > step))
     band = Criterion.of("the longest band, x uniform", numbers.number(of_band), held, otherwise="partly")
     slower = Criterion.of("slower planes", numbers.number(of_slower), 1.0, sign=-1, **ALONE)
     return [Group.of(band.holds and slower.holds, band.value > slower.value, [band, slower])]
@@ -74,32 +74,32 @@ def _partial(plane_use: Result, **at: float) -> list[Criterion]:
 
 def _half_turn(plane_use: Result, **at: float) -> list[Group]:
     """Return the criterion of the context that fits best, and the numbers of others beside it."""
-    numbers, found = plane_use.numbers, []
+    numbers, criteria = plane_use.numbers, []
     for context in numbers.data["context"].values.tolist():
         share = numbers("at_half_turn", context=context)
         beyond = {"chance": [numbers("chance", context=context).value], **share.by_null}
-        words = f"heads at the half-turn plane of {context:,} tokens"
-        found.append(Criterion.of(words, share, **at, beyond=beyond))
-    best, *others = sorted(found, key=lambda one: -np.nan_to_num(one.value))
-    return [Group(best.verdict, [best, *(replace(one, partly=None, **ALONE) for one in others)])]
+        quantity = f"heads at the half-turn plane of {context:,} tokens"
+        criteria.append(Criterion.of(quantity, share, **at, beyond=beyond))
+    best, *other_contexts = sorted(criteria, key=lambda criterion: -np.nan_to_num(criterion.value))
+    return [Group(best.verdict, [best, *(replace(criterion, partly=None, **ALONE) for criterion in other_contexts)])]
 
 
 def _massive(plane_use: Result, a_head: float, times: float) -> list[Group]:
     numbers = plane_use.numbers
-    q, k, v = (numbers("massive", vector=one) for one in plane_use.measure.labels()["vector"])
-    sides = [
-        Criterion.of(f"massive coordinates a head, {side}", one, end=None, otherwise="held")
-        for side, one in (("q", q), ("k", k))
+    q, k, v = (numbers("massive", vector=vector) for vector in plane_use.measure.labels()["vector"])
+    of_qk = [
+        Criterion.of(f"massive coordinates a head, {side}", number, end=None, otherwise="held")
+        for side, number in (("q", q), ("k", k))
     ]
     least = min(q.value, k.value)
-    whole = least >= a_head and least >= times * v.value
-    return [Group.of(whole, least > v.value, [*sides, Criterion.of("v", v, **ALONE)])]
+    is_held = least >= a_head and least >= times * v.value
+    return [Group.of(is_held, least > v.value, [*of_qk, Criterion.of("v", v, **ALONE)])]
 
 
 def _no_massive(plane_use: Result) -> str:
     n = float(plane_use.trained["massive"].sel(vector=["q", "k"]).sum())
-    few = f"not measured: {counted(round(n), 'coordinate')} of queries and keys above five times the mean of their head"
-    return "" if n >= _FEWEST_MASSIVE else f"{few}, too few"
+    why = f"not measured: {counted(round(n), 'coordinate')} of queries and keys above five times the mean of their head"
+    return "" if n >= _FEWEST_MASSIVE else f"{why}, too few"
 
 
 def _massive_slow(plane_use: Result, **at: float) -> list[Criterion]:
@@ -112,19 +112,19 @@ def _massive_slow(plane_use: Result, **at: float) -> list[Criterion]:
 def _contextual(recall: Result, lost: float, little: float, rise: float, partly: float, times: float) -> list[Group]:
     numbers = recall.numbers
     falls, rises = numbers.measure.falls(numbers), numbers.measure.rises(numbers)
-    at_mean, other = falls["largest at mean"], falls["another at mean"]
+    at_mean, of_another = falls["largest at mean"], falls["another at mean"]
     fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, lost, otherwise="partly")
-    beside = Criterion.of("with another", other, little, sign=-1, **ALONE)
+    with_another = Criterion.of("with another", of_another, little, sign=-1, **ALONE)
     text = Criterion.of("text rises by", rises["largest at mean"], rise, sign=-1, **ALONE)
     at_zero = Criterion.of("recall falls with it at zero", falls["largest at zero"], **ALONE)
-    is_part = at_mean.value >= partly and at_mean.value >= times * other.value
-    return [Group.of(fall.holds and beside.holds and text.holds, is_part, [fall, beside, text, at_zero])]
+    is_part = at_mean.value >= partly and at_mean.value >= times * of_another.value
+    return [Group.of(fall.holds and with_another.holds and text.holds, is_part, [fall, with_another, text, at_zero])]
 
 
 def _recalls_little(recall: Result) -> str:
     recalled = recall.numbers("recall")
-    little = f"not measured: the model recalls {recalled.with_interval:.2f} of the copy, too little"
-    return "" if recalled.value >= _RECALLED else little
+    why = f"not measured: the model recalls {recalled.with_interval:.2f} of the copy, too little"
+    return "" if recalled.value >= _RECALLED else why
 
 
 def _none_looks_up(recall: Result) -> str:
@@ -135,13 +135,13 @@ def _none_looks_up(recall: Result) -> str:
 def _slow_for_recall(recall: Result, lost: float, little: float) -> list[Group]:
     numbers = recall.numbers
     falls = numbers.measure.falls(numbers)
-    drawn = [one for name, one in falls.items() if name.startswith(DRAWN)]
-    worst = max(drawn, key=lambda one: one.value)
+    drawn = [fall for name, fall in falls.items() if name.startswith(DRAWN)]
+    worst = max(drawn, key=lambda fall: fall.value)
     slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], lost, otherwise="partly")
     random = Criterion.of("without random ones, at most", worst, little, sign=-1, **ALONE)
     control = Criterion.of("in control heads", falls[CONTROL], little, sign=-1, **ALONE)
-    whole = slow.holds and random.holds and control.holds
-    return [Group.of(whole, slow.value > max(random.value, control.value), [slow, random, control])]
+    is_held = slow.holds and random.holds and control.holds
+    return [Group.of(is_held, slow.value > max(random.value, control.value), [slow, random, control])]
 
 
 def _fast_for_recall(recall: Result, little: float, part: float) -> list[Group]:
@@ -190,12 +190,12 @@ def _place_by_frequency(plane_roles: Result, plane_use: Result, **at: float) -> 
 
 def _centres(plane_use: Result, fixed: float, **at: float) -> list[Criterion]:
     numbers = plane_use.numbers
-    found = []
+    criteria = []
     for side in "qk":
         centre = numbers.array("centre", side=side)
         share = numbers.number((centre > fixed).where(centre.notnull()))
-        found.append(Criterion.of(f"heads with fixed centres, {side}", share, **at))
-    return found
+        criteria.append(Criterion.of(f"heads with fixed centres, {side}", share, **at))
+    return criteria
 
 
 def _sinks(numbers: Numbers) -> xr.DataArray:
@@ -242,7 +242,7 @@ def _decay(plane_roles: Result, still: float, times: float) -> list[Group]:
     slope = (score * doubling).sum("doubling") / (doubling**2).sum("doubling") / numbers.array("spread")
     fall = numbers.number(-slope)
     falls = Criterion.of("std within rows that scores fall by per doubling", fall, otherwise="held")
-    largest = max((abs(one) for one in fall.nulls), default=np.nan)
+    largest = max((abs(null) for null in fall.nulls), default=np.nan)
     nulls = Criterion("null models, at most", largest, still, sign=-1)
     is_far = falls.value >= times * largest
     return [Group.of(nulls.holds and is_far, is_far, [falls, nulls])]
@@ -269,8 +269,8 @@ def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
     )
     n_planes = int((plane_use.trained["turns"].isel(context=0) > 0).any("layer").sum())  # without the unrotated rest
     angle = numbers.number((longest * theta.isel(plane=(3 * n_planes + 3) // 4)).max("layer"))
-    few = f"not measured: the slowest quarter turns by {angle.plain:.2f} radians in these prompts, too little"
-    return "" if angle.value >= _TURNED else few
+    why = f"not measured: the slowest quarter turns by {angle.plain:.2f} radians in these prompts, too little"
+    return "" if angle.value >= _TURNED else why
 
 
 def _base(plane_use: Result, held: float) -> list[Criterion]:

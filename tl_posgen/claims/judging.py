@@ -80,15 +80,15 @@ class Criterion:
     basis: str = ""
 
     @classmethod
-    def of(cls, quantity: str, number: Number, held: float | None = None, **how: Any) -> "Criterion":
+    def of(cls, quantity: str, number: Number, held: float | None = None, **fields: Any) -> "Criterion":
         """Return the criterion of a number whose interval has to lie beyond each of its nulls, all kinds."""
-        end = number.high if how.get("sign") == -1 else number.low
-        return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, "number": number, **how})
+        end = number.high if fields.get("sign") == -1 else number.low
+        return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, "number": number, **fields})
 
     @classmethod
-    def of_end(cls, quantity: str, number: Number, held: float, end: str = "low", **how: Any) -> "Criterion":
+    def of_end(cls, quantity: str, number: Number, held: float, end: str = "low", **fields: Any) -> "Criterion":
         """Return the criterion of one end of a number's interval, which thresholds are for too."""
-        fixed = {"beyond": number.by_null, "number": number, "by_end": end, **how}
+        fixed = {"beyond": number.by_null, "number": number, "by_end": end, **fields}
         return cls(quantity, getattr(number, end), held, **fixed)
 
     @property
@@ -105,9 +105,9 @@ class Criterion:
     @cached_property
     def null(self) -> tuple[str, float]:
         """Name and value of the null that is hardest to exceed; NaN of none or an undefined one."""
-        nulls = [(name, one) for name, each in (self.beyond or {}).items() for one in each]
-        undefined = [(name, one) for name, one in nulls if math.isnan(one)]
-        return max(undefined or nulls, key=lambda one: self.sign * one[1], default=("null models", math.nan))
+        nulls = [(name, value) for name, values in (self.beyond or {}).items() for value in values]
+        undefined = [(name, value) for name, value in nulls if math.isnan(value)]
+        return max(undefined or nulls, key=lambda null: self.sign * null[1], default=("null models", math.nan))
 
     @property
     def is_beyond(self) -> bool | None:
@@ -137,23 +137,25 @@ class Criterion:
     def margin(self) -> str:
         """Distance of the number from the nearest threshold, and from the null that is hardest to exceed, in words."""
         form = f".{self.digits}f"
-        words = f"{self.by_end and f'{self.by_end} end of '}{self.quantity} {format_number(self.value, form)}"
+        margin = f"{self.by_end and f'{self.by_end} end of '}{self.quantity} {format_number(self.value, form)}"
         if math.isnan(self.value):
-            return words
-        if thresholds := [one for one in (self.held, self.partly) if one is not None]:
-            nearest = min(thresholds, key=lambda one: abs(one - self.value))
-            words += f", {self.value - nearest:+{form}} from {nearest:{form}}"
+            return margin
+        if thresholds := [threshold for threshold in (self.held, self.partly) if threshold is not None]:
+            nearest = min(thresholds, key=lambda threshold: abs(threshold - self.value))
+            margin += f", {self.value - nearest:+{form}} from {nearest:{form}}"
         if self.beyond is None:
-            return words
+            return margin
         (name, null), reached = self.null, self.value if self.end is None else self.end
-        beside = f"{reached - null:+{form}} from {name} {null:{form}}"
+        from_null = f"{reached - null:+{form}} from {name} {null:{form}}"
         if not math.isfinite(null):
-            beside = "no null model has any" if null == null else f"{name} not defined"
+            from_null = "no null model has any" if null == null else f"{name} not defined"
         if self.end is None:
-            return f"{words}, {beside}"
+            return f"{margin}, {from_null}"
         side = "low end" if self.sign > 0 else "high end"
         return (
-            f"{words} ({side} not defined)" if math.isnan(self.end) else f"{words} ({side} {self.end:{form}}, {beside})"
+            f"{margin} ({side} not defined)"
+            if math.isnan(self.end)
+            else f"{margin} ({side} {self.end:{form}}, {from_null})"
         )
 
 
@@ -179,38 +181,40 @@ class Group:
 
     @property
     def is_beyond(self) -> bool | None:
-        return False if any(one.is_beyond is False for one in self.criteria) else None
+        return False if any(criterion.is_beyond is False for criterion in self.criteria) else None
 
     @property
     def verdict(self) -> Verdict:
-        if "open" in (self.ruled, *(one.verdict for one in self.criteria)):
+        if "open" in (self.ruled, *(criterion.verdict for criterion in self.criteria)):
             return "open"
         return "not held" if self.is_beyond is False else self.ruled
 
     @property
     def margin(self) -> str:
-        margins = [one.margin for one in self.criteria]
+        margins = [criterion.margin for criterion in self.criteria]
         return f"{self.name}: {', '.join(margins)}" if self.name and margins else self.name or "; ".join(margins)
 
     @property
     def leaves(self) -> list[Criterion]:
-        return [one for each in self.criteria for one in each.leaves]
+        return [leaf for criterion in self.criteria for leaf in criterion.leaves]
 
     def sentence(self, kind: str = "") -> str:
         """Return what was measured, of the model or of null models, in words."""
         if not self.criteria:
             return "" if kind else self.name
-        named = any(isinstance(one, Group) for one in self.criteria)
-        parts = ("; " if named else ", ").join(filter(None, (one.sentence(kind) for one in self.criteria)))
-        return f"{self.name}{'' if kind else f', {self.verdict}'}: {parts}" if self.name and parts else parts
+        has_groups = any(isinstance(criterion, Group) for criterion in self.criteria)
+        measured = ("; " if has_groups else ", ").join(
+            filter(None, (criterion.sentence(kind) for criterion in self.criteria))
+        )
+        return f"{self.name}{'' if kind else f', {self.verdict}'}: {measured}" if self.name and measured else measured
 
 
 def joint_verdict(criteria: Sequence[Criterion | Group]) -> Verdict:
     """Return the verdict of numbers that should all hold: that of the least; where they know "detectable", this if only
     some are beyond their nulls; open without any."""
-    verdicts: set[Verdict] = {one.verdict for one in criteria} or {"open"}
-    some = "not held" in verdicts and len(verdicts) > 1 and "open" not in verdicts
-    if some and any(one.otherwise == "detectable" for one in criteria):
+    verdicts: set[Verdict] = {criterion.verdict for criterion in criteria} or {"open"}
+    is_mixed = "not held" in verdicts and len(verdicts) > 1 and "open" not in verdicts
+    if is_mixed and any(criterion.otherwise == "detectable" for criterion in criteria):
         return "detectable"
     return max(verdicts, key=get_args(Verdict).index)
 
@@ -218,7 +222,7 @@ def joint_verdict(criteria: Sequence[Criterion | Group]) -> Verdict:
 def or_lacking(by_null: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return the nulls, -inf for one without a value, for what a null model need not have, such as slash-dominant
     heads: where it lacks them it does not do as well."""
-    return {kind: [-math.inf if math.isnan(one) else one for one in each] for kind, each in by_null.items()}
+    return {kind: [-math.inf if math.isnan(value) else value for value in values] for kind, values in by_null.items()}
 
 
 def ends_of_nulls(numbers: Numbers, name: str, end: str, **labels: str) -> dict[str, list[float]]:
@@ -228,8 +232,8 @@ def ends_of_nulls(numbers: Numbers, name: str, end: str, **labels: str) -> dict[
         return Numbers(numbers.measure, numbers.dataset.sel(init=[label]).assign_coords(init=[TRAINED]))
 
     return {
-        kind: [getattr(alone(label)(name, **labels), end) for label in one.labels]
-        for kind, one in numbers.by_null.items()
+        kind: [getattr(alone(label)(name, **labels), end) for label in nulls.labels]
+        for kind, nulls in numbers.by_null.items()
     }
 
 
@@ -263,8 +267,8 @@ class Claim:
     thresholds: Mapping[str, int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        words = self.criterion.format(inits=self.inits, **self.thresholds) if self.thresholds else self.criterion
-        object.__setattr__(self, "criterion", words)
+        criterion = self.criterion.format(inits=self.inits, **self.thresholds) if self.thresholds else self.criterion
+        object.__setattr__(self, "criterion", criterion)
 
 
 def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str] | None = None) -> Judgement:
@@ -275,25 +279,25 @@ def judge(claim: Claim, results: Mapping[str, Result], reasons: Mapping[str, str
     """
     lacking = [name for name in claim.needs if name not in results]
     if lacking or claim.by is None:
-        known = {**_BY_ITSELF, **(reasons or {})}
-        why = "; ".join(known.get(name, f"{name} cannot be had of this model") for name in lacking)
+        all_reasons = {**_BY_ITSELF, **(reasons or {})}
+        why = "; ".join(all_reasons.get(name, f"{name} cannot be had of this model") for name in lacking)
         return Judgement("open", f"not measured: {why}", "not measured")
     needed = [results[name] for name in claim.needs]
     if why := claim.lacks(*needed):
         return Judgement("open", why, "not measured")
     criteria = claim.by(*needed, **claim.thresholds)
-    single = [one for each in criteria for one in each.leaves]
-    nulls = {kind: ", ".join(filter(None, (one.sentence(kind) for one in criteria))) for kind in NULL_KINDS}
-    null = "; ".join(f"{kind}: {words}" for kind, words in nulls.items() if words)
+    leaves = [leaf for criterion in criteria for leaf in criterion.leaves]
+    nulls = {kind: ", ".join(filter(None, (criterion.sentence(kind) for criterion in criteria))) for kind in NULL_KINDS}
+    null = "; ".join(f"{kind}: {sentences}" for kind, sentences in nulls.items() if sentences)
     if claim.own_null:
         null = ", ".join(
-            dict.fromkeys(f"{name} {one:.3f}" for each in single for name, (one,) in (each.beyond or {}).items())
+            dict.fromkeys(f"{name} {value:.3f}" for leaf in leaves for name, (value,) in (leaf.beyond or {}).items())
         )
-    elif all(one.beyond is None for one in single):
+    elif all(leaf.beyond is None for leaf in leaves):
         null = null or "not judged"
     null = re.sub(" not defined(?=, [^,;]* not defined)", "", null)  # once for neighbours
-    margin = "; ".join(one.margin for one in criteria)
-    measured = "; ".join(filter(None, (one.sentence() for one in criteria))) or margin
+    margin = "; ".join(criterion.margin for criterion in criteria)
+    measured = "; ".join(filter(None, (criterion.sentence() for criterion in criteria))) or margin
     return Judgement(joint_verdict(criteria) if null else "open", measured, null, margin)
 
 
@@ -316,8 +320,8 @@ def claims_result(
     ]
     data = {name: ("claim", [row[name] for row in rows]) for name in Claims.variables}
     coords = {"claim": [claim.name for claim in claims], "init": [TRAINED], "init_label": ("init", [label])}
-    known = {name: value for name, value in provenance.items() if name != "options"}
-    return Result(Claims(), Claims().describe(xr.Dataset(data, coords)), known)
+    without_options = {name: value for name, value in provenance.items() if name != "options"}
+    return Result(Claims(), Claims().describe(xr.Dataset(data, coords)), without_options)
 
 
 @dataclass(frozen=True)
@@ -353,5 +357,5 @@ class Claims(Measure):
         return ["Without null models, the claims that are judged against them are open."] if missing else []
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
-        shown = ("claim", *list(self.variables)[:-1])  # criteria are long
-        return pd.DataFrame({name: numbers.data[name].values for name in shown if name in numbers.data})
+        columns = ("claim", *list(self.variables)[:-1])  # criteria are long
+        return pd.DataFrame({name: numbers.data[name].values for name in columns if name in numbers.data})

@@ -41,21 +41,24 @@ def _where_rotated(result: Result, quantity: str, name: str, at: Mapping[str, fl
 def _recovered(substitution: Result, condition: str = "query_profile", **at: Any) -> list[Criterion]:
     """Return the least share, of the loss and of the KL, how each stands beside its nulls, and of what they are."""
     numbers, names = substitution.numbers, {"loss": "share of the loss", "kl": "share of the KL"}
-    shares = {words: numbers.measure.recovered(numbers, name)[condition] for name, words in names.items()}
+    shares = {quantity: numbers.measure.recovered(numbers, name)[condition] for name, quantity in names.items()}
     encodings = set(substitution.encodings)
-    meaningless = encodings and encodings <= substitution.measure.without_meaning
-    least = math.nan if meaningless else min(one.value for one in shares.values())  # NaN where attention has no worth
-    each = [Criterion.of(words, one, beyond=or_lacking(one.by_null), otherwise="held") for words, one in shares.items()]
+    undefined = encodings and encodings <= substitution.measure.without_meaning
+    least = math.nan if undefined else min(share.value for share in shares.values())  # NaN where attention has no worth
+    of_shares = [
+        Criterion.of(quantity, share, beyond=or_lacking(share.by_null), otherwise="held")
+        for quantity, share in shares.items()
+    ]
     worth = Criterion.of("nats that attention is worth", numbers.measure.worth(numbers), otherwise="held", **ALONE)
-    return [Criterion("least share", least, **at), *each, worth]
+    return [Criterion("least share", least, **at), *of_shares, worth]
 
 
 def _recovered_at_sinks(substitution: Result, **at: float) -> list[Criterion]:
     """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
     numbers = substitution.numbers
     control = numbers.measure.recovered(numbers)[AT_RANDOM]
-    beside = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)
-    return [*_recovered(substitution, AT_SINKS["query_profile"], **at), beside]
+    with_random_keys = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)
+    return [*_recovered(substitution, AT_SINKS["query_profile"], **at), with_random_keys]
 
 
 def _no_sinks(substitution: Result) -> str:
@@ -67,7 +70,7 @@ def _no_sinks(substitution: Result) -> str:
 def _planes(planes: Result) -> list[Criterion]:
     numbers = planes.numbers
     interaction = numbers("share", part="interaction", **WITHOUT_FIRST)
-    halves = {f"half of {kind}": [one / 2 for one in each] for kind, each in interaction.by_null.items()}
+    halves = {f"half of {kind}": [value / 2 for value in values] for kind, values in interaction.by_null.items()}
     return [
         Criterion.of("r of plane scores with interaction", numbers.measure.correlation(numbers), otherwise="held"),
         Criterion.of("interaction", interaction, beyond=halves, otherwise="held", sign=-1),
@@ -80,40 +83,40 @@ def _order(perturbation: Result, hardly: float, apart: float) -> list[Group]:
     if not set(_MOVED) <= set(numbers.data["condition"].values):
         return [Group("open", name="not all of words, index and features were moved")]
     at_few, at_more, at_many = (numbers("change", condition="words", ratio=ratio) for ratio in (few, above, many))
-    kept = Criterion.of(f"words at {few:.0%}", at_few, hardly, sign=-1, **ALONE)
+    few_moved = Criterion.of(f"words at {few:.0%}", at_few, hardly, sign=-1, **ALONE)
     more = [Criterion.of(f"words at {above:.0%}", at_more, otherwise="held", **ALONE)] if above < many else []
     matters = Criterion.of(f"words at {many:.0%}", at_many, otherwise="held")
-    index, features = (numbers("change", condition=one, ratio=many) for one in _MOVED[1:])
-    both = [
-        Criterion.of(f"{name} at {many:.0%}", one, otherwise="held", **ALONE)
-        for name, one in {"index": index, "features": features}.items()
+    index, features = (numbers("change", condition=condition, ratio=many) for condition in _MOVED[1:])
+    index_and_features = [
+        Criterion.of(f"{name} at {many:.0%}", change, otherwise="held", **ALONE)
+        for name, change in {"index": index, "features": features}.items()
     ]
     difference = abs(index.value - features.value) / (max(abs(index.value), abs(features.value)) or 1.0)
     alike = Criterion("index and features apart", difference, apart, sign=-1)
     # where neither costs more than in a null model, that they are alike says nothing
-    are_alike = alike.holds and all(Criterion.of("", one, otherwise="held").holds for one in (index, features))
-    whole = kept.holds and at_more.value > hardly and are_alike
-    return [Group.of(whole, kept.holds or are_alike, [kept, *more, matters, *both, alike])]
+    are_alike = alike.holds and all(Criterion.of("", change, otherwise="held").holds for change in (index, features))
+    is_held = few_moved.holds and at_more.value > hardly and are_alike
+    return [Group.of(is_held, few_moved.holds or are_alike, [few_moved, *more, matters, *index_and_features, alike])]
 
 
 def _ratios(measure: Any) -> tuple[float, float, float]:
     few, many, _ = measure.few_many_most
-    return few, min((one for one in measure.ratios if one >= 0.1), default=many), many
+    return few, min((ratio for ratio in measure.ratios if ratio >= 0.1), default=many), many
 
 
 def _cloze(perturbation: Result, slight: float) -> list[Group]:
     numbers, (few, above, _) = perturbation.numbers, _ratios(perturbation.measure)
     accuracy = numbers.array("cloze_accuracy", condition="words")
     in_order = accuracy.sel(ratio=min(numbers.measure.ratios), drop=True)
-    whole = numbers.number(in_order, numbers.bounds_of("cloze_accuracy"))
-    at_few, at_more = (numbers.number(accuracy.sel(ratio=one, drop=True) - in_order) for one in (few, above))
-    kept = Criterion.of_end(f"change at {few:.0%}", at_few, -slight, beyond=None, digits=3)
-    still = Criterion.of_end(f"change at {above:.0%}", at_more, -slight, "high", beyond=None, digits=3)
-    beyond = {"chance": [1 / N_CHOICES], **whole.by_null}
-    in_order = Criterion.of("accuracy in order", whole, beyond=beyond, otherwise="held", digits=3)
-    of_more = "partly" if still.holds else "held"
-    verdict = "not held" if at_few.high < -slight else of_more if kept.holds else "open"
-    return [Group(verdict, [kept, still, in_order])]
+    accuracy_in_order = numbers.number(in_order, numbers.bounds_of("cloze_accuracy"))
+    at_few, at_more = (numbers.number(accuracy.sel(ratio=ratio, drop=True) - in_order) for ratio in (few, above))
+    change_at_few = Criterion.of_end(f"change at {few:.0%}", at_few, -slight, beyond=None, digits=3)
+    change_at_more = Criterion.of_end(f"change at {above:.0%}", at_more, -slight, "high", beyond=None, digits=3)
+    beyond = {"chance": [1 / N_CHOICES], **accuracy_in_order.by_null}
+    in_order = Criterion.of("accuracy in order", accuracy_in_order, beyond=beyond, otherwise="held", digits=3)
+    of_more = "partly" if change_at_more.holds else "held"
+    verdict = "not held" if at_few.high < -slight else of_more if change_at_few.holds else "open"
+    return [Group(verdict, [change_at_few, change_at_more, in_order])]
 
 
 def _no_cloze(perturbation: Result) -> str:
@@ -125,17 +128,19 @@ def _beyond(length_extrapolation: Result, inside: float) -> list[Group]:
     measure, numbers = length_extrapolation.measure, length_extrapolation.numbers
     if "lm_infinite" not in numbers.data["condition"].values:
         return [Group("open", name="LM-Infinite was not run")]
-    windowed, unchanged = (measure.beyond(numbers, one)["within_noise"] for one in ("lm_infinite", "unchanged"))
-    gains = {kind: np.subtract(one, unchanged.by_null[kind]).tolist() for kind, one in windowed.by_null.items()}
-    kept = Criterion.of("heads within noise with LM-Infinite", windowed, inside, **ALONE)
-    lost = Criterion.of("unchanged", unchanged, inside, **ALONE)
+    windowed, unchanged = (
+        measure.beyond(numbers, condition)["within_noise"] for condition in ("lm_infinite", "unchanged")
+    )
+    gains = {kind: np.subtract(shares, unchanged.by_null[kind]).tolist() for kind, shares in windowed.by_null.items()}
+    of_windowed = Criterion.of("heads within noise with LM-Infinite", windowed, inside, **ALONE)
+    of_unchanged = Criterion.of("unchanged", unchanged, inside, **ALONE)
     more = Criterion("more with LM-Infinite", windowed.value - unchanged.value, beyond=gains, otherwise="held")
-    return [Group.of(kept.holds and not lost.holds, more.value > 0, [kept, lost, more])]
+    return [Group.of(of_windowed.holds and not of_unchanged.holds, more.value > 0, [of_windowed, of_unchanged, more])]
 
 
 def _split_over_training(emergence: Result) -> list[Group]:
     over = emergence.measure.at_steps(emergence.numbers, "three_axis_r_within_rows")
-    return [Group("open", [Criterion.of(f"r within rows at step {step}", one, **ALONE) for step, one in over.items()])]
+    return [Group("open", [Criterion.of(f"r within rows at step {step}", r, **ALONE) for step, r in over.items()])]
 
 
 POSITION = [
@@ -244,8 +249,8 @@ POSITION = [
             Group(
                 "open",
                 [
-                    Criterion.of(words, residual.numbers(name, **WITHOUT_FIRST), **ALONE)
-                    for name, words in _LEFT.items()
+                    Criterion.of(quantity, residual.numbers(name, **WITHOUT_FIRST), **ALONE)
+                    for name, quantity in _LEFT.items()
                 ],
             )
         ],

@@ -100,34 +100,34 @@ def judge_claims(
     run |= {"first": None if first is None else first_id(session, first)}
     nulls = NullModels(session, null_seeds, shuffled_seeds)
     run |= {"seed": seed, "progress": progress}
-    kept = Parts.kept_in(None if keep is None else Path(keep) / "parts")
+    keeping = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}
     analyses, reasons = analyses_of(claims, session)
     planned = [name for _, measures, _, inits in analyses for name in step_names(measures, nulls.with_inits(inits))]
-    with kept as parts, steps_shown(planned, shown=progress):
-        for subject, measures, own, inits in analyses:
+    with keeping as parts, steps_shown(planned, shown=progress):
+        for subject, measures, cut, inits in analyses:
             before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
             if not set(before) <= set(results):
                 continue
-            settings = {**run, "keep": parts, "after": {name: results[name] for name in before}, **own}
+            settings = {**run, "keep": parts, "after": {name: results[name] for name in before}, **cut}
             settings["null_seeds"] = nulls.with_inits(inits)
             try:
-                found = analyze(subject, prompts, measures=measures, **settings)
-                results |= {measure.name: found[measure.name] for measure in measures}
+                report = analyze(subject, prompts, measures=measures, **settings)
+                results |= {measure.name: report[measure.name] for measure in measures}
             except ModelError as reason:
                 if not measures[0].runs_model:  # the pass that many share
                     raise
                 tqdm.write(f"{measures[0].name} is left out: {reason}", file=sys.stderr)
                 reasons[measures[0].name] = str(reason)
         if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
-            asked = {name for one in claims for name in one.options.get(WITH_CHECKPOINTS, {}).get("measures", ())}
-            how = {"tokenizer": session.origin.tokenizer, "dtype": session.dtype}
-            of_training = {**run, "measures": sorted(asked), "null_seeds": (), "keep": parts, **how}
+            names = {name for claim in claims for name in claim.options.get(WITH_CHECKPOINTS, {}).get("measures", ())}
+            loading = {"tokenizer": session.origin.tokenizer, "dtype": session.dtype}
+            of_training = {**run, "measures": sorted(names), "null_seeds": (), "keep": parts, **loading}
             results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, **of_training)
         if not results:
             raise UnsupportedModelError(f"{session.label}: none of the measures of the claims can be had")
         if any(TOY in claim.needs for claim in claims):
-            toy = {"steps": TOY_STEPS, "seeds": [seed + one for one in range(3)]}
+            toy = {"steps": TOY_STEPS, "seeds": [seed + i for i in range(3)]}
             results |= parts.report(TOY, toy, lambda: _report_of(slash_toy(**toy, progress=progress)))
     provenance = next(iter(results.values())).provenance
     table = claims_result(claims, results, session.label, provenance, reasons)
@@ -144,27 +144,32 @@ def analyses_of(
     """Return the model, measures, settings and least number of random inits of every analysis: first those of measures
     that share one forward pass, one for each such number, then one of each measure that runs the model; and why this
     model does not allow the others."""
-    asked: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for claim in claims:
-        for name in (one for one in claim.needs if one not in (WITH_CHECKPOINTS, OF_MANY, TOY)):
-            asked.setdefault(name, {}).update(claim.options.get(name, {}))
-    of_measures = {name: {key: one for key, one in own.items() if key not in CUT} for name, own in asked.items()}
-    measures = registry.requested([registry.measure_from(name, own) for name, own in of_measures.items()])
-    reasons = {name: str(one) for name, one in refusals(measures, session).items()}
+        for name in (need for need in claim.needs if need not in (WITH_CHECKPOINTS, OF_MANY, TOY)):
+            settings.setdefault(name, {}).update(claim.options.get(name, {}))
+    of_measures = {
+        name: {key: value for key, value in options.items() if key not in CUT} for name, options in settings.items()
+    }
+    measures = registry.requested([registry.measure_from(name, options) for name, options in of_measures.items()])
+    reasons = {name: str(refusal) for name, refusal in refusals(measures, session).items()}
     trained = int(session.model.cfg.n_ctx)
     for measure in measures:
         if isinstance(measure, LengthExtrapolation) and measure.inside_for(session) < trained and not measure.inside:
             why = f"prompts of {measure.times} x {trained:,} tokens do not fit into memory"
             reasons.setdefault(measure.name, why)
     allowed = [measure for measure in measures if measure.name not in reasons]
-    inits = {one.name: max((claim.inits for claim in claims if one.name in claim.needs), default=1) for one in allowed}
+    inits = {
+        measure.name: max((claim.inits for claim in claims if measure.name in claim.needs), default=1)
+        for measure in allowed
+    }
     shared = [measure for measure in allowed if not measure.runs_model]
-    found: list[tuple[Any, list[Measure], dict[str, Any], int]] = [
+    analyses: list[tuple[Any, list[Measure], dict[str, Any], int]] = [
         (session, [measure for measure in shared if inits[measure.name] == n], {}, n)
         for n in sorted({inits[measure.name] for measure in shared}, reverse=True)
     ]
-    for measure in (one for one in allowed if one.runs_model):
+    for measure in (measure for measure in allowed if measure.runs_model):
         subject = without_context_limit(session) if isinstance(measure, LengthExtrapolation) else session
-        own = {key: one for key, one in asked.get(measure.name, {}).items() if key in CUT}
-        found.append((subject, [measure], own, inits[measure.name]))
-    return found, reasons
+        cut = {key: value for key, value in settings.get(measure.name, {}).items() if key in CUT}
+        analyses.append((subject, [measure], cut, inits[measure.name]))
+    return analyses, reasons

@@ -31,31 +31,36 @@ def _transfer(slash_transfer: Result, fewest: int, **decides: float) -> list[Cri
     numbers, measure = slash_transfer.numbers, slash_transfer.measure
     heads = {at: int(measure.n_dominant(numbers, at, "natural").value) for at in measure.reached(numbers.data)}
     r = {at: measure.correlation(numbers, at) for at, n in heads.items() if n}
-    r = {at: one for at, one in r.items() if heads[at] >= fewest or not np.isnan(one.value)}
+    r = {at: number for at, number in r.items() if heads[at] >= fewest or not np.isnan(number.value)}
     few = [at for at in r if heads[at] < fewest]
-    beside = {"otherwise": "held", **ALONE}
-    found: list[Criterion | Group] = [
+    decides_nothing = {"otherwise": "held", **ALONE}
+    criteria: list[Criterion | Group] = [
         Criterion.of(
-            f"r at D = {at}", one, basis=counted(heads[at], "dominant head"), **(beside if at in few else decides)
+            f"r at D = {at}",
+            number,
+            basis=counted(heads[at], "dominant head"),
+            **(decides_nothing if at in few else decides),
         )
-        for at, one in r.items()
+        for at, number in r.items()
     ]
     n_together = int(measure.n_dominant(numbers, few, "natural").value) if few else 0
     if len(few) > 1 and n_together >= fewest:
         mean = _weighted([r[at] for at in few], [heads[at] for at in few])
-        found += [
+        criteria += [
             Criterion.of(f"mean r at D = {in_ranges(few)}", mean, basis=counted(n_together, "dominant head"), **decides)
         ]
     elif len(few) == len(r):
-        return [Group("open", found, "" if r else "no head is slash-dominant")]
-    return found
+        return [Group("open", criteria, "" if r else "no head is slash-dominant")]
+    return criteria
 
 
 def _weighted(numbers: Sequence[Number], weights: Sequence[int]) -> Number:
     """Return the weighted mean of numbers. Its ends are the means of their ends, as if all erred together: the widest
     that the interval can be."""
-    value, low, high = (float(np.average([getattr(one, end) for one in numbers], weights=weights)) for end in ENDS)
-    of_kinds = {kind: np.array([one.by_null[kind] for one in numbers]) for kind in numbers[0].by_null}
+    value, low, high = (
+        float(np.average([getattr(number, end) for number in numbers], weights=weights)) for end in ENDS
+    )
+    of_kinds = {kind: np.array([number.by_null[kind] for number in numbers]) for kind in numbers[0].by_null}
     nulls = {kind: np.average(of_kind, axis=0, weights=weights) for kind, of_kind in of_kinds.items()}
     return Number(value, low, high, {kind: tuple(of_kind.tolist()) for kind, of_kind in nulls.items()})
 
@@ -65,9 +70,9 @@ def _rank_one(cone: Result, side: str, **at: float) -> Criterion:
     numbers, name = cone.numbers, f"r1 of {side.upper()}"
     r1, of_all = group_mean(numbers, "r1", "dominant", side=side), numbers("r1", side=side)
     of_dominant = or_lacking(r1.by_null)
-    beyond = {kind: [*each, *of_dominant[kind]] for kind, each in of_all.by_null.items()}
-    found = Criterion.of(name, r1, **at, beyond=beyond, digits=3)
-    return replace(found, number=replace(r1, by_null=of_all.by_null))
+    beyond = {kind: [*values, *of_dominant[kind]] for kind, values in of_all.by_null.items()}
+    criterion = Criterion.of(name, r1, **at, beyond=beyond, digits=3)
+    return replace(criterion, number=replace(r1, by_null=of_all.by_null))
 
 
 def _ranks(cone: Result, **at: float) -> list[Criterion]:
@@ -77,18 +82,18 @@ def _ranks(cone: Result, **at: float) -> list[Criterion]:
     dominant = {side: group_mean(numbers, "r1", "dominant", side=side) for side in "qk"}
     of_nulls = [
         Criterion.of(
-            f"r1 of {side.upper()} beside dominant heads of null models", one, otherwise="held", digits=3, **ALONE
+            f"r1 of {side.upper()} beside dominant heads of null models", r1, otherwise="held", digits=3, **ALONE
         )
-        for side, one in dominant.items()
-        if not np.isnan([each for kind in one.by_null.values() for each in kind]).all()
+        for side, r1 in dominant.items()
+        if not np.isnan([value for values in r1.by_null.values() for value in values]).all()
     ]
     without = {side: group_mean(numbers, name, "dominant", side=side) for side in ("qk" if name in numbers else "")}
-    beside = [
-        Criterion.of(f"r1 of {side.upper()} without biases", one, otherwise="held", digits=3, **ALONE)
-        for side, one in without.items()
-        if not math.isnan(one.value)  # a layer without biases
+    without_biases = [
+        Criterion.of(f"r1 of {side.upper()} without biases", r1, otherwise="held", digits=3, **ALONE)
+        for side, r1 in without.items()
+        if not math.isnan(r1.value)  # a layer without biases
     ]
-    return [*(_rank_one(cone, side, **at) for side in "qk"), *of_nulls, *beside]
+    return [*(_rank_one(cone, side, **at) for side in "qk"), *of_nulls, *without_biases]
 
 
 def _parts_of_inputs(cone: Result, axis: float, partly: float, others: float) -> list[Group]:
@@ -109,36 +114,36 @@ def _bands(band_ablation: Result, kept: float, low_alone: float, lost: float, pa
     on the low one alone; and how much more is left without the low band than without the others, which has to be beyond
     the nulls. Open where no head is dominant, or some band has no plane; where both ways disagree, partly if one holds.
     """
-    numbers, found = band_ablation.numbers, []
+    numbers, groups = band_ablation.numbers, []
     scores = mean_of_slash_heads(numbers.dataset)
     scores = leave_one_out(scores) if scores.sizes["prompt"] >= FEWEST else scores.mean("prompt")
     left = scores / scores.sel(condition="unchanged", drop=True)
     for scheme in get_args(Scheme) if numbers.measure.n_heads(numbers).value else ():
         names = [f"drop {band}, {scheme}" for band in BANDS]
         is_there = set(names) <= set(numbers.data["condition"].values)
-        if not is_there or not all(numbers.data["n_planes"].sel(condition=one).any() for one in names):
+        if not is_there or not all(numbers.data["n_planes"].sel(condition=name).any() for name in names):
             continue
-        arrays = [left.sel(condition=one, drop=True) for one in names]
-        others = (arrays[0] + arrays[1]) / 2
+        arrays = [left.sel(condition=name, drop=True) for name in names]
+        of_others = (arrays[0] + arrays[1]) / 2
         high, medium, low = (
-            Criterion.of(f"without {band}", numbers.number(one), kept, **ALONE)
-            for band, one in zip(BANDS, arrays, strict=True)
+            Criterion.of(f"without {band}", numbers.number(array), kept, **ALONE)
+            for band, array in zip(BANDS, arrays, strict=True)
         )
         on_low = numbers.number(left.sel(condition=f"keep low, {scheme}", drop=True))
         alone = Criterion.of("low alone", on_low, low_alone, sign=-1, **ALONE)
         more = Criterion.of(
-            "more without low than without others", numbers.number(arrays[2] - others), otherwise="held"
+            "more without low than without others", numbers.number(arrays[2] - of_others), otherwise="held"
         )
-        whole = low.holds and alone.holds and high.verdict == medium.verdict == "not held"
+        is_held = low.holds and alone.holds and high.verdict == medium.verdict == "not held"
         cost = 1 - (high.value + medium.value) / 2
         is_part = cost >= lost and 1 - low.value <= part * cost
-        found.append(Group.of(whole, is_part, [high, medium, low, alone, more], scheme))
-    found = [one for one in found if one.verdict != "open"] or found
-    if not found:
+        groups.append(Group.of(is_held, is_part, [high, medium, low, alone, more], scheme))
+    groups = [group for group in groups if group.verdict != "open"] or groups
+    if not groups:
         return [Group("open", name="no head is slash-dominant, or a band has no plane")]
-    verdicts = {one.verdict for one in found}
+    verdicts = {group.verdict for group in groups}
     disagree: Verdict = "partly" if "held" in verdicts else "not held"
-    return [Group(disagree if len(verdicts) > 1 else found[0].verdict, found)]
+    return [Group(disagree if len(verdicts) > 1 else groups[0].verdict, groups)]
 
 
 def _toy(slash_toy: Result, formed: float) -> list[Group]:
@@ -147,9 +152,9 @@ def _toy(slash_toy: Result, formed: float) -> list[Group]:
         "before training": [numbers("score", features="trained", step=0).value],
         "uniform attention": [numbers("uniform", distance=measure.distance).value],
     }
-    ends = {one: numbers.array("score", features=one).isel(step=-1) for one in FEATURES}
-    least = {one: float(end.min(skipna=False)) for one, end in ends.items()}
-    trained, unseen = (Criterion(f"least, {name}", one, formed, beyond=beyond) for name, one in least.items())
+    ends = {features: numbers.array("score", features=features).isel(step=-1) for features in FEATURES}
+    least = {features: float(end.min(skipna=False)) for features, end in ends.items()}
+    trained, unseen = (Criterion(f"least, {name}", value, formed, beyond=beyond) for name, value in least.items())
     return [Group("not held" if not trained.holds else "held" if unseen.holds else "partly", [trained, unseen])]
 
 

@@ -28,7 +28,7 @@ _LOADING = ("name", "backend", "dtype", "device", "revision", "tokenizer")
 _NULLS = ("null_seeds", "shuffled_seeds", "null_device", "no_null")
 _PAGE = ("out", "force", "full")
 _TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive", "first")
-_SHARED = tuple(one.name for one in fields(Setup))
+_SHARED = tuple(setting.name for setting in fields(Setup))
 WRITTEN: dict[str, Callable[..., Any]] = {}  # name -> command that is a function below
 
 
@@ -44,21 +44,21 @@ class _MeasureCommand:
     without: tuple[str, ...] = ()
     join: str = ""
 
-    def __call__(self, *, setup: Setup, **given: Any) -> None:
+    def __call__(self, *, setup: Setup, **options: Any) -> None:
         from tl_posgen.core.engine import analyze
         from tl_posgen.core.registry import find
         from tl_posgen.core.report import Report
 
-        asked = []
+        measures = []
         for kind in filter(None, map(find, self.measures)):
-            names = {one.name for one in fields(kind)}
-            asked.append(kind.with_options({name: value for name, value in given.items() if name in names}))
+            names = {setting.name for setting in fields(kind)}
+            measures.append(kind.with_options({name: value for name, value in options.items() if name in names}))
 
-        def measured(model: Any, words: Any, **how: Any) -> Report:
-            found = analyze(model, words, measures=asked, skip_unsupported=True, **how)
-            first = [name for name in self.measures if name in found]  # then those that they come after
-            joined = resolve_name(self.join)(found) if self.join else found
-            return Report({name: joined[name] for name in (*first, *found)}, found.provenance)
+        def measured(model: Any, prompts: Any, **settings: Any) -> Report:
+            report = analyze(model, prompts, measures=measures, skip_unsupported=True, **settings)
+            first = [name for name in self.measures if name in report]  # then those that they come after
+            joined = resolve_name(self.join)(report) if self.join else report
+            return Report({name: joined[name] for name in (*first, *report)}, report.provenance)
 
         setup.measure(measured, setup.pretrained(), lead=Report.lead)
 
@@ -100,20 +100,20 @@ def run(words: Sequence[str]) -> int:
     if name and not name.startswith("-") and name not in app:
         from tl_posgen.core.registry import measurable, none_such
 
-        measures = [one.replace("_", "-") for one in measurable()]
+        measures = [measure.replace("_", "-") for measure in measurable()]
         raise InputError(none_such("command", name, list(dict.fromkeys([*WRITTEN, *COMMANDS, *measures]))))
     try:
         return app(words, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except CycloptsError as error:
         if isinstance(error.__cause__, PosgenError):  # of a converter
             raise error.__cause__ from error
-        told = str(error)
+        reason = str(error)
         if isinstance(error, RepeatArgumentError):
             is_flag = error.token.implicit_value is True
-            told = f"{error.token.keyword} is given twice; give it once{'' if is_flag else ', a list as in 1,2'}"
+            reason = f"{error.token.keyword} is given twice; give it once{'' if is_flag else ', a list as in 1,2'}"
         if isinstance(error, UnusedCliTokensError):
-            told = f"{' '.join(error.unused_tokens or ())}: no option takes this word; write several values as in 1,2"
-        raise InputError(f"{told} (tl-posgen {name} --help lists what there is)") from error
+            reason = f"{' '.join(error.unused_tokens or ())}: no option takes this word; write several values as in 1,2"
+        raise InputError(f"{reason} (tl-posgen {name} --help lists what there is)") from error
 
 
 def app_for(words: Sequence[str] = ()) -> App:
@@ -130,27 +130,27 @@ def app_for(words: Sequence[str] = ()) -> App:
         help_format="plaintext",
         default_parameter=Parameter(allow_repeating=False),  # but of lists, which have an entry each time
     )
-    asked = "".join(words[:1])
+    command = "".join(words[:1])
     for name, function in WRITTEN.items():
         app.command(function, name=name)
     for name, chosen in COMMANDS.items():
-        if name != asked:
+        if name != command:
             app.command(App(name=name, help=chosen.help))
-    if not asked or asked in app:
+    if not command or command in app:
         return app
     from tl_posgen.core import registry
 
-    measure = asked.replace("-", "_")
-    alone = [one for one in COMMANDS.values() if one.measures == [measure]]
-    chosen = COMMANDS.get(asked) or next(iter(alone), None)
+    measure = command.replace("-", "_")
+    alone = [candidate for candidate in COMMANDS.values() if candidate.measures == [measure]]
+    chosen = COMMANDS.get(command) or next(iter(alone), None)
     if chosen is None and measure in registry.names():
         kind = registry.find_or_none(measure)
         chosen = _MeasureCommand(kind.question, [measure]) if kind and (kind.is_fed or kind.runs_model) else None
     if chosen is not None:
-        kinds = [kind for one in chosen.measures if (kind := registry.find(one)) is not None]
-        own = measure_options(*kinds)
+        kinds = [kind for name in chosen.measures if (kind := registry.find(name)) is not None]
+        options = measure_options(*kinds)
         defaults = {"prompts": max(kind.usual_prompts for kind in kinds), **chosen.setup}
-        app.command(as_command(chosen, own, asked, chosen.help, chosen.without, defaults), name=asked)
+        app.command(as_command(chosen, options, command, chosen.help, chosen.without, defaults), name=command)
     return app
 
 
@@ -168,9 +168,9 @@ def name_options(message: str, command: str) -> str:
     options = {name: name.replace("_", "-") for name in inspect.signature(function).parameters}
     options |= {"n_prompts": "prompts"} if "prompts" in options else {}
     names = "|".join(options)
-    written = rf"(?<![\w.(-])({names}) ?= ?(True\b|(?=[\w\"'\[(-]))?|^({names})(?= [-\d\['])"
-    said = re.sub(written, lambda found: f"--{options[found[1] or found[3]]}{' ' if found[2] == '' else ''}", message)
-    return said.replace("another place", "another place by --out DIR") if "out" in options else said
+    pattern = rf"(?<![\w.(-])({names}) ?= ?(True\b|(?=[\w\"'\[(-]))?|^({names})(?= [-\d\['])"
+    edited = re.sub(pattern, lambda match: f"--{options[match[1] or match[3]]}{' ' if match[2] == '' else ''}", message)
+    return edited.replace("another place", "another place by --out DIR") if "out" in options else edited
 
 
 # Commands that are functions
@@ -184,14 +184,14 @@ def _command(*, without: Sequence[str] = (), **defaults: Any) -> Callable[[Calla
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        name, words = function.__name__[1:].replace("_", "-"), argument_help(function)
+        name, help_of = function.__name__[1:].replace("_", "-"), argument_help(function)
         parameters = dict(inspect.signature(function).parameters)
         left_out = _SHARED if parameters.pop("setup", None) is None else without
-        own = {
-            key: option(key, one.annotation, one.default, words[key]).replace(kind=one.kind)
-            for key, one in parameters.items()
+        options = {
+            key: option(key, parameter.annotation, parameter.default, help_of[key]).replace(kind=parameter.kind)
+            for key, parameter in parameters.items()
         }
-        WRITTEN[name] = as_command(function, own, name, inspect.getdoc(function) or "", left_out, defaults)
+        WRITTEN[name] = as_command(function, options, name, inspect.getdoc(function) or "", left_out, defaults)
         return function
 
     return register
@@ -219,9 +219,9 @@ def _analyze(
     from tl_posgen.core.registry import requested
     from tl_posgen.report.terminal import print_report
 
-    asked = requested(measures and parse_list(measures, "--measures"))
-    how = {"measures": asked, "streaming": streaming, **where}
-    setup.measure(analyze, setup.pretrained(), show=print_report, **how)
+    chosen = requested(measures and parse_list(measures, "--measures"))
+    settings = {"measures": chosen, "streaming": streaming, **where}
+    setup.measure(analyze, setup.pretrained(), show=print_report, **settings)
 
 
 @_command()
@@ -322,14 +322,14 @@ def _explain(
     from tl_posgen.prompt.explanation_figures import print_explanation
 
     layer, index = parse_head(head)
-    words, model = setup.words(), setup.pretrained()
-    reference = None if setup.text is None and setup.dataset is None else words
-    found = explain(model, prompt, layer, index, query, against, key=key, other=other, reference=reference)
-    print_explanation(found, full=setup.full)
-    print(f"\nPage: {found.write(setup.out, force=setup.force)}")
+    text, model = setup.words(), setup.pretrained()
+    reference = None if setup.text is None and setup.dataset is None else text
+    explanation = explain(model, prompt, layer, index, query, against, key=key, other=other, reference=reference)
+    print_explanation(explanation, full=setup.full)
+    print(f"\nPage: {explanation.write(setup.out, force=setup.force)}")
 
 
-@_command(without=tuple(one for one in _SHARED if one not in _PAGE))
+@_command(without=tuple(name for name in _SHARED if name not in _PAGE))
 def _compare(first: Path, second: Path, /, *, setup: Setup) -> None:
     """Show what changes per head from one report to another; intervals are paired where the prompts are the same.
 
@@ -398,5 +398,5 @@ def _claims(
     from tl_posgen.claims import judge_claims
     from tl_posgen.report.terminal import print_claims
 
-    how = {"papers": parse_list(papers, "--papers"), "checkpoints": checkpoints or []}
-    setup.measure(judge_claims, setup.pretrained(), show=print_claims, keep=setup.out, **how)
+    settings = {"papers": parse_list(papers, "--papers"), "checkpoints": checkpoints or []}
+    setup.measure(judge_claims, setup.pretrained(), show=print_claims, keep=setup.out, **settings)

@@ -78,10 +78,10 @@ class Setup:
                 raise InputError(f"--{option} '': empty; give a {'name or ' if option == 'model' else ''}path")
         if self.prompt is not None and not self.prompt.strip():
             raise InputError("--prompt '': empty; give the text itself")
-        given = [f"--{one}" for one in ("text", "prompt", "dataset") if getattr(self, one) is not None]
+        texts = [f"--{option}" for option in ("text", "prompt", "dataset") if getattr(self, option) is not None]
         nulls = {"--null-seeds": self.null_seeds, "--shuffled-seeds": self.shuffled_seeds}
         seeds = [f"--no-null and {option}" for option, written in nulls.items() if self.no_null and written is not None]
-        for contradiction in ([" and ".join(given)] if len(given) > 1 else []) + seeds:
+        for contradiction in ([" and ".join(texts)] if len(texts) > 1 else []) + seeds:
             raise InputError(f"{contradiction} contradict each other; give one of them")
 
     @property
@@ -114,11 +114,11 @@ class Setup:
 
         name, _, config = (self.dataset or "").partition(":")
         if self.prompt is not None:
-            words = [self.prompt]  # of a list no entry is taken for the name of a file
+            text = [self.prompt]  # of a list no entry is taken for the name of a file
         else:
-            words = (Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)).words
+            text = (Text(dataset=name, config=config or None) if name else Text(self.text or BUNDLED)).words
         self.prepare()
-        return words
+        return text
 
     def prepare(self) -> None:
         """Refuse an output that cannot be written."""
@@ -142,7 +142,7 @@ class Setup:
         show: Callable[..., None] | None = None,
         lead: Any = None,
         keep: Any = None,
-        **how: Any,
+        **settings: Any,
     ) -> None:
         """Present what a function of the library finds of a subject and the text.
 
@@ -152,12 +152,12 @@ class Setup:
         """
         from tl_posgen.core.store import Parts
 
-        cut, words = self.cut, self.words()
+        cut, text = self.cut, self.words()
         with Parts(Path(self.out) / "parts") as parts:
-            found = function(subject, words, keep=keep or parts, **how, **cut)
-        self.present(found, show, parts=None if keep else parts, **({"lead": lead(found)} if lead else {}))
+            result = function(subject, text, keep=keep or parts, **settings, **cut)
+        self.present(result, show, parts=None if keep else parts, **({"lead": lead(result)} if lead else {}))
 
-    def present(self, found: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
+    def present(self, result: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
         """Save a report or one result in `out`, then write its page, then print its tables by `show`.
 
         Results that cannot be written are still shown. What another run has left in `out` while this one was at work
@@ -171,14 +171,14 @@ class Setup:
         from tl_posgen.core.report import Report
         from tl_posgen.report.terminal import print_measures
 
-        report = found if isinstance(found, Report) else Report({found.name: found}, found.provenance)
+        report = result if isinstance(result, Report) else Report({result.name: result}, result.provenance)
         show = partial(show or print_measures, full=self.full, **more)
         try:
             try:
                 require_free(self.out, self.force or report.is_in(self.out))
             except OutputError as error:
-                kept = "" if parts is None else f". What this run measured is kept in {parts.directory}"
-                raise OutputError(f"{error}{kept}") from error
+                where_kept = "" if parts is None else f". What this run measured is kept in {parts.directory}"
+                raise OutputError(f"{error}{where_kept}") from error
             write_files(self.out, {"results.nc": report.as_bytes()})
             failure = None
             try:
@@ -199,16 +199,16 @@ class Setup:
         n, length, text, drawn, first = (
             report.provenance.get(name) for name in ("prompts", "length", "text", "drawn", "first_token")
         )
-        told = (prompts_in_words(n, length, text), drawn, f"first token: {first}" if first else "")
-        cut = f"{', '.join(filter(None, told))}. " if told[0] else ""
+        pieces = (prompts_in_words(n, length, text), drawn, f"first token: {first}" if first else "")
+        cut = f"{', '.join(filter(None, pieces))}. " if pieces[0] else ""
         print(f"\n{cut}Report: {Path(self.out) / 'index.html'}")
 
 
 def as_command(
     function: Callable[..., Any],
-    own: Mapping[str, inspect.Parameter],
+    options: Mapping[str, inspect.Parameter],
     name: str,
-    words: str,
+    doc: str,
     without: Sequence[str],
     defaults: Mapping[str, Any],
 ) -> Callable[..., Any]:
@@ -216,39 +216,41 @@ def as_command(
 
     Args:
         function: called with own options that were given, and a `Setup` as `setup`.
-        own: its parameters.
-        words: its description.
+        options: its parameters.
+        doc: its description.
         without: fields that mean nothing here.
         defaults: where they are not the setup's.
     """
     usual = {"out": f"report-{name}", **defaults}
     help_of, hints = argument_help(Setup), inspect.get_annotations(Setup)
     shared = {
-        one.name: option(one.name, hints[one.name], usual.get(one.name, one.default), help_of[one.name], group=_GROUP)
-        for one in fields(Setup)
-        if one.name not in {*without, *own}
+        field.name: option(
+            field.name, hints[field.name], usual.get(field.name, field.default), help_of[field.name], group=_GROUP
+        )
+        for field in fields(Setup)
+        if field.name not in {*without, *options}
     }
 
-    def run(*arguments: Any, **given: Any) -> Any:
-        cuts = [f"--{one}" for one in ("length", "prompts", "consecutive") if one in given]
-        if cuts and given.get("prompt") is not None and "prompt" in shared:
+    def run(*arguments: Any, **values: Any) -> Any:
+        cuts = [f"--{cut}" for cut in ("length", "prompts", "consecutive") if cut in values]
+        if cuts and values.get("prompt") is not None and "prompt" in shared:
             raise InputError(f"{cuts[0]} cuts a text, and --prompt is taken whole; give one of them")
         if shared:
-            given["setup"] = Setup(**usual | {one: given.pop(one) for one in shared if one in given})
-        return function(*arguments, **given)
+            values["setup"] = Setup(**usual | {key: values.pop(key) for key in shared if key in values})
+        return function(*arguments, **values)
 
-    signature = inspect.Signature([*own.values(), *shared.values()])
+    signature = inspect.Signature([*options.values(), *shared.values()])
     run.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
-    run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
-    run.__doc__ = words.partition("\n\nArgs:")[0]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
+    run.__doc__ = doc.partition("\n\nArgs:")[0]
     return run
 
 
 def option(
-    name: str, annotation: Any, default: Any, words: str, *, of_measure: bool = False, **more: Any
+    name: str, annotation: Any, default: Any, help_text: str, *, of_measure: bool = False, **more: Any
 ) -> inspect.Parameter:
     """Return an option with its help; one of a measure, or a number, is read by `_read`, a flag can be switched off."""
-    shown = False if default is None or default == () or default is False else as_words
+    show_default = False if default is None or default == () or default is False else as_words
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     is_flag = plain in (bool, bool | None)
     if not is_flag and (of_measure or plain in (int, int | None)):  # cyclopts would round 0.5 to 0
@@ -256,7 +258,7 @@ def option(
     can_be_off = is_flag and (default is not False or of_measure)
     more["negative"] = f"--no-{name.replace('_', '-')}" if can_be_off else ()
     more |= {"allow_repeating": True} if "list[" in str(plain) and not of_measure else {}
-    annotation = Annotated[annotation, Parameter(**{"help": words, "show_default": shown} | more)]
+    annotation = Annotated[annotation, Parameter(**{"help": help_text, "show_default": show_default} | more)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -265,33 +267,33 @@ def measure_options(*kinds: Any) -> dict[str, inspect.Parameter]:
     first's, with all defaults where these differ."""
     from tl_posgen.core.options import annotations_of
 
-    found: dict[str, inspect.Parameter] = {}
+    options: dict[str, inspect.Parameter] = {}
     defaults: dict[str, dict[str, Any]] = {}
     for kind in kinds:
-        for one in fields(kind):
-            defaults.setdefault(one.name, {})[kind.name] = one.default
+        for field in fields(kind):
+            defaults.setdefault(field.name, {})[kind.name] = field.default
     for kind in kinds:
-        told, annotations = argument_help(kind), annotations_of(kind)
-        for one in fields(kind):
-            if one.name in found or "Mapping" in str(annotations[one.name]):
+        help_of, annotations = argument_help(kind), annotations_of(kind)
+        for field in fields(kind):
+            if field.name in options or "Mapping" in str(annotations[field.name]):
                 continue
-            words, of_measures, more = told.get(one.name, ""), defaults[one.name], dict[str, Any]()
+            help_text, of_measures, more = help_of.get(field.name, ""), defaults[field.name], dict[str, Any]()
             if len({as_words(default) for default in of_measures.values()}) > 1:
-                each = "; ".join(f"{as_words(default)} in {name}" for name, default in of_measures.items())
-                more = {"show_default": lambda _, each=each: each}
-            how = (one.name, annotations[one.name], one.default, words[:1].upper() + words[1:])
-            found[one.name] = option(*how, of_measure=True, **more)
-    return found
+                all_defaults = "; ".join(f"{as_words(default)} in {name}" for name, default in of_measures.items())
+                more = {"show_default": lambda _, all_defaults=all_defaults: all_defaults}
+            arguments = (field.name, annotations[field.name], field.default, help_text[:1].upper() + help_text[1:])
+            options[field.name] = option(*arguments, of_measure=True, **more)
+    return options
 
 
 def argument_help(described: Any) -> dict[str, str]:
     """Return the sentence of a docstring on each argument."""
     block = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.getdoc(described) or "", re.M | re.S)
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for entry in re.split(r"\n(?=    \S)", block[1]) if block else []:
-        names, _, words = entry.strip().partition(": ")
-        found |= {name.strip(): re.sub(r"\s+", " ", words) for name in names.split(",")}
-    return found
+        names, _, sentence = entry.strip().partition(": ")
+        sentences |= {name.strip(): re.sub(r"\s+", " ", sentence) for name in names.split(",")}
+    return sentences
 
 
 def _read(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
@@ -299,25 +301,25 @@ def _read(annotation: Any, _: Any, tokens: Sequence[Any]) -> Any:
     from tl_posgen.core.options import refusal
 
     words, name, wanted = tokens[-1].value, tokens[-1].keyword, ""
-    each = parse_list(words, name)
-    readings = [words, each, *(each if len(each) == 1 else ())]
-    for one in readings:
-        if not (wanted := refusal(one, annotation)):
-            return one
-    raise InputError(f"{name} {readings[-1] if each else words!r}: give {wanted}")
+    entries = parse_list(words, name)
+    readings = [words, entries, *(entries if len(entries) == 1 else ())]
+    for reading in readings:
+        if not (wanted := refusal(reading, annotation)):
+            return reading
+    raise InputError(f"{name} {readings[-1] if entries else words!r}: give {wanted}")
 
 
 def as_words(value: Any) -> str:
     """Return a default as a command line would give it: 0,0.05,0.5."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    return ",".join(as_words(one) for one in value)
+    return ",".join(as_words(entry) for entry in value)
 
 
 def parse_list(words: str, name: str) -> list[Any]:
     """'0,2-4' -> [0, 2, 3, 4], 'words, 0.5, -1' -> ['words', 0.5, -1], as written; whether one may stand twice, the
     library says."""
-    found: list[Any] = []
+    entries: list[Any] = []
     for word in filter(None, map(str.strip, words.split(","))):
         if span := re.fullmatch(r"(\d+)-(\d+)", word):
             first, last = map(int, span.groups())
@@ -325,21 +327,21 @@ def parse_list(words: str, name: str) -> list[Any]:
                 raise InputError(f"{name} {words!r}: a range counts up; write {last}-{first}")
             if last - first > _MOST_INDICES:
                 raise InputError(f"{name} {words!r}: more than {_MOST_INDICES} indices; write a shorter range")
-            found += range(first, last + 1)
+            entries += range(first, last + 1)
             continue
         for kind in (int, float, str):
             with suppress(ValueError):
-                found.append(kind(word))
+                entries.append(kind(word))
                 break
-    return found
+    return entries
 
 
 def parse_indices(words: str | None, name: str) -> list[int] | None:
     """'0,2-4' -> [0, 2, 3, 4]; nothing else than indices."""
-    found = None if words is None else parse_list(words, name)
-    if found is not None and not (found and all(isinstance(one, int) and one >= 0 for one in found)):
+    indices = None if words is None else parse_list(words, name)
+    if indices is not None and not (indices and all(isinstance(index, int) and index >= 0 for index in indices)):
         raise InputError(f"{name} {words!r}: write indices and ranges such as 0,2-4")
-    return found
+    return indices
 
 
 def parse_heads(words: str | None) -> list[tuple[int, int]] | None:

@@ -58,17 +58,17 @@ def attach(
 def _collecting(measures: Measures, where: str, model: Any) -> list[Measure]:
     """Return measures that a user's own forward passes can feed; of the usual ones, all that need no more."""
     session = session_of(model)
-    asked = [measure.attached(session) for measure in registry.requested(measures)]
+    requested = [measure.attached(session) for measure in registry.requested(measures)]
     if measures is None:
-        asked = [measure for measure in asked if measure.is_fed and not measure.runs_model]
-    for measure in asked:
+        requested = [measure for measure in requested if measure.is_fed and not measure.runs_model]
+    for measure in requested:
         if measure.runs_model:
             raise InputError(f"{where}: {measure.name} runs the model itself; call it, or name it in analyze")
         if "logits" in measure.needs:
             raise InputError(
                 f"{where}: {measure.name} needs the logits of whole prompts; call it, or name it in analyze"
             )
-    return supported(asked, session, skip=False)
+    return supported(requested, session, skip=False)
 
 
 class Attached:
@@ -86,9 +86,9 @@ class Attached:
         `analyze`."""
         feed, nulls = self.feed, NullModels(self.model, null_seeds, shuffled_seeds)
         n_layers = len(select_heads(self.model, **self.where))
-        sides = {TRAINED: feed.datasets(nulls.session.label, n_layers)}
-        known = [tokens for tokens in feed.prompts.values() if tokens is not None]
-        if nulls and len(known) < len(feed.prompts):
+        by_init = {TRAINED: feed.datasets(nulls.session.label, n_layers)}
+        token_ids = [tokens for tokens in feed.prompts.values() if tokens is not None]
+        if nulls and len(token_ids) < len(feed.prompts):
             raise InputError(
                 "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
             )
@@ -97,16 +97,18 @@ class Attached:
         for measure in self.measures:
             require_prompts(measure, nulls.session, rows)
         prepared = [measure.prepare(nulls.session, rows) for measure in self.measures]
-        for init, (title, other) in zip(nulls, nulls.models(), strict=True):
-            sides[init] = one_pass(session_of(other), known, self.measures, **self.where, label=title, seed=self.seed)
-        provenance = provenance_of(nulls.session, known, nulls.seeds, self.seed)
+        for init, (title, null_model) in zip(nulls, nulls.models(), strict=True):
+            by_init[init] = one_pass(
+                session_of(null_model), token_ids, self.measures, **self.where, label=title, seed=self.seed
+            )
+        provenance = provenance_of(nulls.session, token_ids, nulls.seeds, self.seed)
         lengths = sorted(set(feed.lengths.values()))
         provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
-        if len(known) < len(rows):
+        if len(token_ids) < len(rows):
             provenance["tokens_sha256"] = None
         results = {}
         for measure in prepared:
-            of_measure = {init: side[measure.name] for init, side in sides.items()}
+            of_measure = {init: datasets[measure.name] for init, datasets in by_init.items()}
             results[measure.name] = result_of(measure, of_measure, provenance)
         return Report(results, provenance)
 

@@ -134,8 +134,8 @@ def analyze(
     # refused without a model
     if prompts is None:
         raise InputError("analyze: give the text to measure on behind the model, such as tl_posgen.bundled_text()")
-    seed, asked, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
-    known = check_after(after, asked)
+    seed, requested, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
+    finished = check_after(after, requested)
     if not isinstance(null_seeds, NullModels):
         seeds_by_kind(null_seeds, shuffled_seeds)
     require("nulls", nulls, bool)
@@ -146,7 +146,7 @@ def analyze(
     check_draws_on(null_device)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
-    to_measure = [measure for measure in asked if measure.name not in known]
+    to_measure = [measure for measure in requested if measure.name not in finished]
 
     # refused before a forward pass
     in_place = is_ours(model)
@@ -169,7 +169,7 @@ def analyze(
     ):
         to_measure = supported(to_measure, session, skip_unsupported)
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-        rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in known.values()])
+        rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in finished.values()])
         where = {"layers": layers, "heads": heads}
         chosen_heads = select_heads(session, **where)
         prepared = [measure.prepare(session, rows[measure.name]) for measure in to_measure]
@@ -179,54 +179,56 @@ def analyze(
             {"logits": logits_digest(session)} | hooked | there_before | text_provenance(prompts, **cut)
         )
         if layers is not None or heads is not None:
-            details["heads"] = [head_name(layer, head) for layer, some in chosen_heads.items() for head in some]
+            details["heads"] = [head_name(layer, head) for layer, indices in chosen_heads.items() for head in indices]
         if first is not None:
             details["first"] = choices.first
         if null_models.device != "cpu":
             details["null_device"] = null_models.device
         if metric is not None:
             details["metric"] = metric.name
-        lists = {id(one): one for one in rows.values()}  # one for all measures that share prompts
-        of_rows = {key: provenance_of(session, one, null_models.seeds, seed) for key, one in lists.items()}
-        for name, result in known.items():
+        lists = {id(tokens): tokens for tokens in rows.values()}  # one for all measures that share prompts
+        of_rows = {key: provenance_of(session, tokens, null_models.seeds, seed) for key, tokens in lists.items()}
+        for name, result in finished.items():
             require_same(name, result, of_rows[id(rows[name])] | details)
-            if lacking := [one for one in null_models if null_models.for_runs(one) and one not in result.numbers.nulls]:
+            if lacking := [
+                label for label in null_models if null_models.for_runs(label) and label not in result.numbers.nulls
+            ]:
                 raise InputError(
                     f"after: {name} was measured without {null_label(lacking[0])}; leave it out to measure it anew"
                 )
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
-            which = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads, "first": choices.first}
+            selection = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads, "first": choices.first}
             depends_on = configuration_of(
                 session,
                 prompts,
                 details["logits"],
                 **cut,
-                **which,
+                **selection,
                 seed=seed,
                 streaming=streaming,
                 null_device=null_models.device,
             )
         analysis = _Analysis(session, prompts, rows, where, seed, null_models, fwd_hooks, in_place, parts, depends_on)
         with steps_shown(step_names(prepared, null_models), shown=progress):
-            sides = analysis.sides(prepared, known)
+            by_init = analysis.sides(prepared, finished)
         if null_models is not null_seeds:
             null_models.free_memory()
         if in_place:
             release(model)
-    results, kinds = dict(known), map(NULL_KINDS.__getitem__, null_models.by_kind)
+    results, kinds = dict(finished), map(NULL_KINDS.__getitem__, null_models.by_kind)
     in_part = [kind for kind in kinds if kind.usual != "all"]  # which some measures may not be repeated on
     for measure in prepared:
-        each = {init: side[measure.name] for init, side in sides.items() if measure.name in side}
-        made = [kind_and_seed(init) for init in each if init != TRAINED]
-        seeds = {kind.seeds: [seed for other, seed in made if other is kind] for kind in in_part}
+        datasets = {init: of_init[measure.name] for init, of_init in by_init.items() if measure.name in of_init}
+        kinds_and_seeds = [kind_and_seed(init) for init in datasets if init != TRAINED]
+        seeds = {kind.seeds: [seed for null_kind, seed in kinds_and_seeds if null_kind is kind] for kind in in_part}
         provenance = of_rows[id(rows[measure.name])] | details | seeds
-        results[measure.name] = result_of(measure, each, provenance)
-    found = {measure.name: results[measure.name] for measure in asked if measure.name in results}
-    whole = dict(next(iter(found.values())).provenance)
+        results[measure.name] = result_of(measure, datasets, provenance)
+    reported = {measure.name: results[measure.name] for measure in requested if measure.name in results}
+    of_report = dict(next(iter(reported.values())).provenance)
     for kind in in_part:
-        whole[kind.seeds] = max((one.provenance.get(kind.seeds, []) for one in found.values()), key=len)
-    return Report(found, {name: value for name, value in whole.items() if name != "options"})
+        of_report[kind.seeds] = max((result.provenance.get(kind.seeds, []) for result in reported.values()), key=len)
+    return Report(reported, {name: value for name, value in of_report.items() if name != "options"})
 
 
 class _Step(NamedTuple):
@@ -244,12 +246,12 @@ def steps_of(measures: Sequence[Measure], nulls: NullModels) -> Iterator[_Step]:
     for init in (None, *nulls):
         label = nulls.session.label if init is None else null_label(init)
         for_runs = init is None or nulls.for_runs(init)
-        some = [one for one in measures if for_runs or not one.runs_model]
-        some = [one for one in some if init is None or one.has_null]
-        if fed := [one for one in some if one.is_fed]:
+        applicable = [measure for measure in measures if for_runs or not measure.runs_model]
+        applicable = [measure for measure in applicable if init is None or measure.has_null]
+        if fed := [measure for measure in applicable if measure.is_fed]:
             name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
             yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
-        for measure in (one for one in some if one.runs_model):
+        for measure in (measure for measure in applicable if measure.runs_model):
             yield _Step(init, label, measure.name, [measure], False)
 
 
@@ -281,33 +283,35 @@ class _Analysis:
     parts: Parts = field(default_factory=Parts)
     depends_on: Mapping[str, Any] = field(default_factory=dict)
 
-    def sides(self, measures: Sequence[Measure], known: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
+    def sides(self, measures: Sequence[Measure], finished: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
-        sides: dict[str, dict[str, xr.Dataset]] = {}
+        by_init: dict[str, dict[str, xr.Dataset]] = {}
         for step in steps_of(measures, self.nulls):
-            side, measure = step.init or TRAINED, step.measures[0]
-            if side not in sides:
-                of_side = {name: one for name, one in known.items() if side in (TRAINED, *one.numbers.nulls)}
-                sides[side] = {name: one.sel(init=side) for name, one in of_side.items()}
+            init, measure = step.init or TRAINED, step.measures[0]
+            if init not in by_init:
+                results = {
+                    name: result for name, result in finished.items() if init in (TRAINED, *result.numbers.nulls)
+                }
+                by_init[init] = {name: result.sel(init=init) for name, result in results.items()}
             after = [kind.name for kind in measure.after] + ([measure.name] if measure.is_fed else [])
-            read = {} if step.is_shared else {name: sides[side][name] for name in after}
+            before = {} if step.is_shared else {name: by_init[init][name] for name in after}
             depends_on: dict[str, Any] = {}
             if self.parts.directory is not None:
-                depends_on = {**self.depends_on, "tokens": content(self.rows[measure.name]), "after": content(read)}
+                depends_on = {**self.depends_on, "tokens": content(self.rows[measure.name]), "after": content(before)}
                 depends_on |= {} if step.init is None else {"null_model": step.init}
             name = f"{step.name} {step.label}"
             keep = partial(self.parts.condition, name, measure, depends_on)
-            trained = None if step.init is None else sides[TRAINED].get(measure.name)
+            trained = None if step.init is None else by_init[TRAINED].get(measure.name)
             with step_shown(step.name, step.label):
-                make = partial(self._made, step, read, trained, None if self.parts.directory is None else keep)
+                make = partial(self._made, step, before, trained, None if self.parts.directory is None else keep)
                 measured = self.parts.datasets(name, step.measures, depends_on, make)
             if depends_on and step.init is None:  # kept when the model had another name, perhaps
                 measured = {name: data.assign_attrs(model=step.label) for name, data in measured.items()}
-            sides[side] |= measured
-        return sides
+            by_init[init] |= measured
+        return by_init
 
     def _made(
-        self, step: _Step, read: Mapping[str, xr.Dataset], trained: xr.Dataset | None, keep: Any
+        self, step: _Step, before: Mapping[str, xr.Dataset], trained: xr.Dataset | None, keep: Any
     ) -> dict[str, xr.Dataset]:
         """Return the datasets of a step: its label says where a random init has the very weights of the model, its
         title also the metric that is called the loss; arrays as a file gives them back."""
@@ -320,35 +324,35 @@ class _Analysis:
         measure, rows = step.measures[0], self.rows[step.measures[0].name]
         with session.choosing(self.session.choices), under(session, self.hooks):
             if step.is_shared:
-                how = {**self.where, "label": title, "intervals": step.init is None, "seed": self.seed}
-                made = one_pass(session, rows, step.measures, **how)
+                options = {**self.where, "label": title, "intervals": step.init is None, "seed": self.seed}
+                datasets = one_pass(session, rows, step.measures, **options)
             else:
                 model = (session, self.prompts, rows, self.where, self.seed, step.init)
-                data = measure.of_model(Run(measure, *model, before=read, trained=trained, keep=keep))
+                data = measure.of_model(Run(measure, *model, before=before, trained=trained, keep=keep))
                 if measure.is_fed:
-                    data = data.merge(read[measure.name], combine_attrs="drop_conflicts")
-                made = {measure.name: data.assign_attrs(model=title)}
-        return {name: contiguous(data) for name, data in made.items()}
+                    data = data.merge(before[measure.name], combine_attrs="drop_conflicts")
+                datasets = {measure.name: data.assign_attrs(model=title)}
+        return {name: contiguous(data) for name, data in datasets.items()}
 
 
 def _rows_of_measures(
-    measures: Sequence[Measure], session: Session, prompts: Any, cut: Mapping[str, Any], known: Sequence[Measure] = ()
+    measures: Sequence[Measure], session: Session, prompts: Any, cut: Mapping[str, Any], done: Sequence[Measure] = ()
 ) -> dict[str, list[Tensor]]:
     """Return the token ids of every prompt by measure, one list for all that take them alike; of measures known before
     too, as their provenance is compared. Prompts that a measure cannot take are refused."""
-    found: dict[str, list[Tensor]] = {}
+    rows: dict[str, list[Tensor]] = {}
     shared: list[Tensor] | None = None
     if any(measure.one_length for measure in measures) and isinstance(cut["length"], int):
         require_context(session, cut["length"])
-    for measure in [*measures, *known]:
+    for measure in [*measures, *done]:
         if type(measure).prompt_tokens is not Measure.prompt_tokens:
-            found[measure.name] = list(measure.prompt_tokens(session, prompts, **cut))
+            rows[measure.name] = list(measure.prompt_tokens(session, prompts, **cut))
         else:
             shared = to_prompts(session, prompts, **cut) if shared is None else shared
-            found[measure.name] = shared
-        if measure not in known:
-            require_prompts(measure, session, found[measure.name])
-    return found
+            rows[measure.name] = shared
+        if measure not in done:
+            require_prompts(measure, session, rows[measure.name])
+    return rows
 
 
 def require_prompts(measure: Measure, session: Session, rows: Sequence[Tensor]) -> None:

@@ -67,11 +67,11 @@ def on_host(value: Any, *, wait: bool = True) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", non_blocking=value.is_cuda and not wait)
     if isinstance(value, Mapping):
-        return {name: on_host(one, wait=wait) for name, one in value.items()}
+        return {name: on_host(item, wait=wait) for name, item in value.items()}
     if isinstance(value, list):
-        return [on_host(one, wait=wait) for one in value]
+        return [on_host(item, wait=wait) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        held = {one.name: getattr(value, one.name) for one in fields(value) if one.init}
+        held = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **on_host(held, wait=wait))
     return value
 
@@ -110,12 +110,16 @@ class Feed:
             self._edits.setdefault(capture.layer, capture.why)
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
-        found = {one.name: one.of_layer(capture) for one in self.measures if type(one).of_layer is not Measure.of_layer}
+        by_measure = {
+            measure.name: measure.of_layer(capture)
+            for measure in self.measures
+            if type(measure).of_layer is not Measure.of_layer
+        }
         self._add_copies()
         place = _LayerKey(capture.layer, capture.geometry, list(capture.heads), capture.prompt, capture.length)
         self._n_layers[place.prompt] = self._n_layers.get(place.prompt, 0) + 1
-        for name, of_one in found.items():
-            self._waiting[name, capture.device].append((place, of_one))
+        for name, layer_values in by_measure.items():
+            self._waiting[name, capture.device].append((place, layer_values))
         self._complete(WAITING if capture.device.type == "cpu" else WAITING_ON_ACCELERATOR)
         if not self._copied:  # nothing to wait for
             self._add_copies()
@@ -129,15 +133,15 @@ class Feed:
             waits = type(measure).of_layers is not Measure.of_layers
             if not waiting or (waits and sum(len(key.heads) * key.length for key, _ in waiting) < enough):
                 continue
-            keys, found = zip(*waiting, strict=True)
-            if len(of_layers := list(measure.of_layers(found))) != len(keys):
+            keys, layer_values = zip(*waiting, strict=True)
+            if len(of_layers := list(measure.of_layers(layer_values))) != len(keys):
                 raise InputError(
                     f"{measure.name}: of_layers gives {counted(len(of_layers), 'value')} of "
                     f"{counted(len(keys), 'layer')}; give one of each, in their order"
                 )
-            values = [_checked(measure, *one) for one in zip(keys, of_layers, strict=True)]
+            values = [_checked(measure, *pair) for pair in zip(keys, of_layers, strict=True)]
             self._copies += [
-                (measure.name, key, on_host(one, wait=False)) for key, one in zip(keys, values, strict=True)
+                (measure.name, key, on_host(value, wait=False)) for key, value in zip(keys, values, strict=True)
             ]
             waiting.clear()
             if device.type == "cuda":  # which copies into pinned memory while it computes
@@ -184,19 +188,19 @@ class Feed:
         if self._edits:
             layers = sorted(self._edits)
             attrs |= {"edited_layers": layers, "edited": self._edits[layers[0]]}
-        found = {}
+        datasets = {}
         for measure in self.measures:
             data = self._groups[measure.name].dataset().assign_attrs(attrs)
             if self._edited_patterns and "pattern" in measure.needs:
                 data = data.assign_attrs(edited_patterns=sorted(self._edited_patterns))
-            found[measure.name] = data
+            datasets[measure.name] = data
             trim(every=TRIMMED)
-        return found
+        return datasets
 
 
-def _checked(measure: Measure, key: _LayerKey, found: Any) -> Mapping[str, Any]:
+def _checked(measure: Measure, key: _LayerKey, layer_values: Any) -> Mapping[str, Any]:
     """Return the values of a layer, both token variants in one; refuse another shape than that of the dims declared."""
-    values, n_heads = with_token_variants(found), len(key.heads)
+    values, n_heads = with_token_variants(layer_values), len(key.heads)
     for name, value in values.items():
         if name not in measure.variables:
             if type(measure).of_sums is Measure.of_sums:
@@ -208,9 +212,9 @@ def _checked(measure: Measure, key: _LayerKey, found: Any) -> Mapping[str, Any]:
         dims = [dim for dim in measure.variables[name].dims if dim not in ("layer", "prompt")]
         shape = list(getattr(value, "shape", ()))
         if len(shape) != len(dims) or ("head" in dims and shape[dims.index("head")] != n_heads):
-            told = 'with the dim "tokens" give a pair of mappings, of all tokens and without the first one'
+            remedy = 'with the dim "tokens" give a pair of mappings, of all tokens and without the first one'
             raise InputError(
                 f"{measure.name}: of_layer gives {name} with the shape {shape}, and the dims of its Variable are "
-                f"[{', '.join(dims)}], {n_heads} heads in layer {key.layer}; {told}, else one mapping"
+                f"[{', '.join(dims)}], {n_heads} heads in layer {key.layer}; {remedy}, else one mapping"
             )
     return values

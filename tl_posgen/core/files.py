@@ -53,14 +53,14 @@ def write_files(directory: str | os.PathLike, files: Mapping[str, bytes]) -> Non
     is no room for all of them, none is replaced."""
     directory = as_path(directory)
     with _output_errors(directory):
-        made = [one for one in (directory, *directory.parents) if not one.exists()]
+        new_folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
         try:
             directory.mkdir(parents=True, exist_ok=True)
             _replace(directory, files)
         except BaseException:
             with suppress(OSError):
-                for one in made:
-                    one.rmdir()
+                for folder in new_folders:
+                    folder.rmdir()
             raise
 
 
@@ -89,7 +89,7 @@ def require_writable(directory: str | os.PathLike) -> Path:
     """Return the directory if it can be made and written; call it before long work. It leaves nothing behind."""
     directory = as_path(directory)
     with _output_errors(directory):
-        there = next(one for one in (directory, *directory.parents) if one.exists())
+        there = next(folder for folder in (directory, *directory.parents) if folder.exists())
         with tempfile.TemporaryDirectory(dir=there, prefix=_PARTIAL) as scratch:
             (scratch / directory.relative_to(there)).mkdir(parents=True, exist_ok=True)
     return directory
@@ -137,11 +137,11 @@ def _in_single(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with large arrays of float64 in float32, which halves its file and keeps seven digits, but for
     arrays with numbers beyond float32; their attribute `stored` says so, and `read_netcdf` makes them float64 again.
     """
-    large = {name: one for name, one in data.data_vars.items() if one.dtype == np.float64 and one.size > _LARGE}
+    large = {name: array for name, array in data.data_vars.items() if array.dtype == np.float64 and array.size > _LARGE}
     with np.errstate(over="ignore"):
-        short = {name: one.astype(np.float32) for name, one in large.items()}
-    held = {name: one for name, one in short.items() if np.array_equal(np.isinf(one), np.isinf(large[name]))}
-    return data.assign({name: one.assign_attrs(stored=_SINGLE) for name, one in held.items()})
+        short = {name: array.astype(np.float32) for name, array in large.items()}
+    held = {name: array for name, array in short.items() if np.array_equal(np.isinf(array), np.isinf(large[name]))}
+    return data.assign({name: array.assign_attrs(stored=_SINGLE) for name, array in held.items()})
 
 
 def results_bytes(results: Mapping[str, tuple[xr.Dataset, Mapping[str, Any]]], provenance: Mapping[str, Any]) -> bytes:
@@ -171,9 +171,11 @@ def read_netcdf(path: Path) -> dict[str, xr.Dataset]:
 
 def _in_double(data: xr.Dataset) -> xr.Dataset:
     """Return the dataset with what `_in_single` shortened as float64."""
-    short = {name: one.astype(np.float64) for name, one in data.data_vars.items() if one.attrs.get("stored") == _SINGLE}
-    for one in short.values():
-        del one.attrs["stored"]
+    short = {
+        name: array.astype(np.float64) for name, array in data.data_vars.items() if array.attrs.get("stored") == _SINGLE
+    }
+    for array in short.values():
+        del array.attrs["stored"]
     return data.assign(short)
 
 
@@ -226,8 +228,8 @@ def _given_string(text: str) -> str:
 def _with_strings(data: xr.Dataset, change: Callable[[str], str]) -> xr.Dataset:
     """Return the dataset with every string in arrays, labels and attributes changed."""
     arrays = {
-        name: xr.Variable(one.dims, _changed_strings(one.values, change), _changed_strings(one.attrs, change))
-        for name, one in data.variables.items()
+        name: xr.Variable(array.dims, _changed_strings(array.values, change), _changed_strings(array.attrs, change))
+        for name, array in data.variables.items()
     }
     labels = {name: arrays.pop(name) for name in data.coords}
     return xr.Dataset(arrays, labels, _changed_strings(data.attrs, change))
@@ -238,17 +240,17 @@ def _changed_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _changed_strings(one, change) for name, one in value.items()}
+        return {name: _changed_strings(item, change) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_changed_strings(one, change) for one in value)
+        return type(value)(_changed_strings(item, change) for item in value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "OU":
         return value
-    found = [_changed_strings(one, change) for one in value.ravel().tolist()]
-    if found == value.ravel().tolist():
+    changed = [_changed_strings(item, change) for item in value.ravel().tolist()]
+    if changed == value.ravel().tolist():
         return value
     # numpy's own strings lose a NUL at the end, pandas' objects refuse halves of pairs
-    kind = str if any("\ud800" <= letter <= "\udfff" for one in found for letter in str(one)) else object
-    return np.array(found, dtype=kind).reshape(value.shape)
+    kind = str if any("\ud800" <= letter <= "\udfff" for item in changed for letter in str(item)) else object
+    return np.array(changed, dtype=kind).reshape(value.shape)
 
 
 # JSON
@@ -268,5 +270,5 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): jsonable(one) for key, one in value.items()}
-    return [jsonable(one) for one in value] if isinstance(value, Sequence) else str(value)
+        return {str(key): jsonable(item) for key, item in value.items()}
+    return [jsonable(item) for item in value] if isinstance(value, Sequence) else str(value)

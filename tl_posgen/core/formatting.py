@@ -59,8 +59,8 @@ def in_brackets(*parts: str) -> str:
         >>> in_brackets("random init 0.35", "", "seed 0"), in_brackets("")
         (' (random init 0.35; seed 0)', '')
     """
-    known = "; ".join(part for part in parts if part)
-    return f" ({known})" if known else ""
+    joined = "; ".join(part for part in parts if part)
+    return f" ({joined})" if joined else ""
 
 
 def counted(n: int | float, what: str) -> str:
@@ -94,11 +94,11 @@ def in_ranges(numbers: Sequence[int]) -> str:
         '0 to 2, 5, 7, 8'
     """
     runs: list[list[int]] = []
-    for one in numbers:
-        if runs and one == runs[-1][-1] + 1:
-            runs[-1].append(one)
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
         else:
-            runs.append([one])
+            runs.append([number])
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 

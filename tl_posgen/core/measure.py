@@ -90,15 +90,15 @@ class Variable:
         return cls(label, "", description, dims, headline, short, interval, (0, 1), **more)
 
     @classmethod
-    def correlation(cls, *words: Any, **more: Any) -> "Variable":
+    def correlation(cls, *arguments: Any, **more: Any) -> "Variable":
         """Return a correlation or a cosine, in [-1, 1]; the arguments are those of `share`."""
-        return replace(cls.share(*words, **more), bounds=(-1, 1))
+        return replace(cls.share(*arguments, **more), bounds=(-1, 1))
 
     @property
     def attributes(self) -> dict[str, str]:
         """CF attributes: long_name, units, description."""
-        words = {"long_name": self.label, "units": self.unit, "description": self.description}
-        return {name: one for name, one in words.items() if one}
+        attributes = {"long_name": self.label, "units": self.unit, "description": self.description}
+        return {name: text for name, text in attributes.items() if text}
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,9 @@ class Measure:
         paragraphs = paragraphs_of(cls)
         cls.name = vars(cls).get("name") or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         cls.explanation = paragraphs[min(1, len(paragraphs) - 1)]
-        cls.source = next((one.removeprefix("Source:").strip() for one in paragraphs if one[:7] == "Source:"), "ours")
+        cls.source = next(
+            (text.removeprefix("Source:").strip() for text in paragraphs if text[:7] == "Source:"), "ours"
+        )
         cls.is_fed = cls.of_layer is not Measure.of_layer or cls.of_logits is not Measure.of_logits
         cls.runs_model = cls.of_model is not Measure.of_model
         if not cls.name.isidentifier() or cls.name == "null":  # names of groups in files, of anchors on pages
@@ -205,8 +207,10 @@ class Measure:
     def __post_init__(self) -> None:
         for kind in type(self).__mro__:  # up to this class, whose names are of the class
             annotations = inspect.get_annotations(kind) if issubclass(kind, Measure) and kind is not Measure else {}
-            known = {*vars(kind).get("__dataclass_fields__", ()), *inspect.get_annotations(Measure)}
-            if options := [one for one, of in annotations.items() if "ClassVar" not in str(of) and one not in known]:
+            declared = {*vars(kind).get("__dataclass_fields__", ()), *inspect.get_annotations(Measure)}
+            if options := [
+                name for name, of in annotations.items() if "ClassVar" not in str(of) and name not in declared
+            ]:
                 raise InputError(
                     f"measure {self.name}: {options[0]} is no option of it; put @dataclass(frozen=True) above "
                     f"{kind.__name__}"
@@ -215,7 +219,7 @@ class Measure:
 
     def options(self) -> dict[str, Any]:
         """Options by name, JSON-ready."""
-        return jsonable({one.name: getattr(self, one.name) for one in fields(self)})
+        return jsonable({field.name: getattr(self, field.name) for field in fields(self)})
 
     @classmethod
     def with_options(cls, options: Mapping[str, Any]) -> "Measure":
@@ -263,7 +267,7 @@ class Measure:
         """
         raise NotImplementedError
 
-    def of_layers(self, found: Sequence[Any]) -> Sequence[Any]:
+    def of_layers(self, layer_values: Sequence[Any]) -> Sequence[Any]:
         """Return the values that `of_layer` describes, of several layers and prompts, from what it gave of each;
         unchanged, unless overridden. It is for many small operations, which take an accelerator as long for one layer
         as for ten.
@@ -271,7 +275,7 @@ class Measure:
         Where it is overridden, what `of_layer` gives is kept until enough layers have come, so `of_layer` must give
         neither the capture nor a tensor that it will overwrite.
         """
-        return found
+        return layer_values
 
     def of_logits(self, tokens: Tensor, logits: Tensor, session: "Session") -> Mapping[str, Any]:
         """Return, by name, arrays of the logits [pos, vocabulary] of one prompt, which ran in this session; for
@@ -290,9 +294,16 @@ class Measure:
 
     def findings(self, numbers: "Numbers") -> list[str]:
         """Return what was found, in sentences made of numbers: every headline's, unless overridden."""
-        found = {one: numbers(name) for name, one in self.variables.items() if one.headline and name in numbers}
-        words = {one: f"{one.label[:1].upper()}{one.label[1:]}{f', {one.unit}' if one.unit else ''}" for one in found}
-        return [f"{words[one]}: {number}." for one, number in found.items()]
+        headlines = {
+            variable: numbers(name)
+            for name, variable in self.variables.items()
+            if variable.headline and name in numbers
+        }
+        headings = {
+            variable: f"{variable.label[:1].upper()}{variable.label[1:]}{f', {variable.unit}' if variable.unit else ''}"
+            for variable in headlines
+        }
+        return [f"{headings[variable]}: {number}." for variable, number in headlines.items()]
 
     def table(self, numbers: "Numbers") -> pd.DataFrame | None:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
@@ -348,10 +359,10 @@ def in_words(label: Any, words: Mapping[str, str]) -> str:
 def paragraphs_of(cls: type) -> list[str]:
     """Return the paragraphs of a class's docstring, each as one line."""
     text = inspect.cleandoc(cls.__doc__ or cls.__name__)
-    return [re.sub(r"\s+", " ", one).strip() for one in text.split("\n\n")]
+    return [re.sub(r"\s+", " ", paragraph).strip() for paragraph in text.split("\n\n")]
 
 
-def with_token_variants(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
+def with_token_variants(values: Mapping[str, Any] | tuple[Mapping[str, Any], Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return values by name; of a pair, those of all tokens and those without the first token along a first axis,
     padded with NaN to one shape. What the second lacks stays as it is.
 
@@ -364,14 +375,14 @@ def with_token_variants(found: Mapping[str, Any] | tuple[Mapping[str, Any], Mapp
     """
     import torch
 
-    if not isinstance(found, tuple):
-        return found
-    of_all, rest = found
-    both = dict(of_all)
-    for name, other in rest.items():
+    if not isinstance(values, tuple):
+        return values
+    of_all, without_first = values
+    joined = dict(of_all)
+    for name, value_without in without_first.items():
         value = of_all[name]
-        shape = [max(sizes) for sizes in zip(value.shape, other.shape, strict=True)]
-        both[name] = torch.full((2, *shape), torch.nan, dtype=DOUBLE, device=value.device)
-        for row, one in zip(both[name], (value, other), strict=True):
-            row[tuple(map(slice, one.shape))] = one
-    return both
+        shape = [max(sizes) for sizes in zip(value.shape, value_without.shape, strict=True)]
+        joined[name] = torch.full((2, *shape), torch.nan, dtype=DOUBLE, device=value.device)
+        for row, variant in zip(joined[name], (value, value_without), strict=True):
+            row[tuple(map(slice, variant.shape))] = variant
+    return joined

@@ -42,8 +42,8 @@ class NullModels(Sequence[str]):
             shuffled = None
         self.session, self.device = session_of(model), check_draws_on(device)
         self.given, self.asked = (seeds, shuffled), seeds_by_kind(seeds, shuffled)
-        beside = shuffled is None and not isinstance(seeds, Mapping) and bool(self.asked[RANDOM_INIT])
-        self.by_kind = {RANDOM_INIT: [], SHUFFLED: [0] if beside else [], **self.asked}
+        adds_shuffled = shuffled is None and not isinstance(seeds, Mapping) and bool(self.asked[RANDOM_INIT])
+        self.by_kind = {RANDOM_INIT: [], SHUFFLED: [0] if adds_shuffled else [], **self.asked}
         first = sorted(self.by_kind, key=lambda kind: NULL_KINDS[kind].reorder is None)
         self.labels = [NULL_KINDS[kind].label(seed) for kind in first for seed in self.by_kind[kind]]
         self._fingerprint = ""
@@ -70,8 +70,8 @@ class NullModels(Sequence[str]):
         if not seeds or len(seeds) >= least:
             return self
         wider = [*seeds, *(seed for seed in range(least) if seed not in seeds)][:least]
-        given, shuffled = self.given
-        by_kind = {**given, RANDOM_INIT: wider} if isinstance(given, Mapping) else wider
+        given_seeds, shuffled = self.given
+        by_kind = {**given_seeds, RANDOM_INIT: wider} if isinstance(given_seeds, Mapping) else wider
         return NullModels(self.session, by_kind, shuffled, self.device)
 
     def for_runs(self, label: str) -> bool:
@@ -115,25 +115,25 @@ class NullModels(Sequence[str]):
                 self._undo = None
             if kind.reorder is not None and in_place:
                 kind.reorder(self.session.model, seed)
-                self._undo, made = partial(kind.reorder, self.session.model, seed, undo=True), self.session
+                self._undo, session = partial(kind.reorder, self.session.model, seed, undo=True), self.session
             else:
                 if in_place:
                     release(self.session.model)
-                made = session_of(kind.make(self.session, seed, self.device))
-            if fingerprint(made) == self._fingerprint:
+                session = session_of(kind.make(self.session, seed, self.device))
+            if fingerprint(session) == self._fingerprint:
                 if kind.reorder is not None:
                     raise InputError(
                         f"{title} of {self.session.label} has the model's own weights, so it is no null model of it; "
                         f"give another seed, or {kind.seeds}=()"
                     )
                 title += SAME_WEIGHTS
-            if difference := first_difference(self._layers, made.layers()):
+            if difference := first_difference(self._layers, session.layers()):
                 raise InputError(
                     f"{title} of {self.session.label} is no null model of it: its {difference}. Null models are made "
                     "of the model's config, which does not say what was changed in the model; change it there too, or "
                     f"leave them out, {kind.seeds}=()"
                 )
-            self._held = label, title, made
+            self._held = label, title, session
         assert self._held is not None
         return self._held[1:]
 
@@ -167,14 +167,14 @@ def seeds_by_kind(seeds: Seeds, shuffled: Sequence[int] | None = None) -> dict[s
         >>> seeds_by_kind((0, 1), None), seeds_by_kind({"shuffled matrices": [2]}, [0])
         ({'random init': [0, 1]}, {'shuffled matrices': [2], 'shuffled': [0]})
     """
-    given = dict(seeds) if isinstance(seeds, Mapping) else {RANDOM_INIT: seeds}
-    if unknown := [kind for kind in given if kind not in NULL_KINDS]:
+    by_kind = dict(seeds) if isinstance(seeds, Mapping) else {RANDOM_INIT: seeds}
+    if unknown := [kind for kind in by_kind if kind not in NULL_KINDS]:
         raise InputError(f"null_seeds: no kind of null model {unknown[0]!r}; there are {', '.join(NULL_KINDS)}")
     if shuffled is not None:
-        if SHUFFLED in given:
+        if SHUFFLED in by_kind:
             raise InputError("null_seeds and shuffled_seeds both give seeds of shuffled weights; give one of them")
-        given[SHUFFLED] = shuffled
-    return {kind: _check_seeds(some, NULL_KINDS[kind].seeds) for kind, some in given.items()}
+        by_kind[SHUFFLED] = shuffled
+    return {kind: _check_seeds(of_kind, NULL_KINDS[kind].seeds) for kind, of_kind in by_kind.items()}
 
 
 def _check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:

@@ -96,7 +96,9 @@ class Number:
         """The null models: "random init 0.35 ± 0.07, shuffled 0.41"; "" without one, which a result says once."""
 
         def text(form: str) -> str:
-            return ", ".join(f"{kind} {mean_of_nulls(one).with_interval:{form}}" for kind, one in self.by_null.items())
+            return ", ".join(
+                f"{kind} {mean_of_nulls(nulls).with_interval:{form}}" for kind, nulls in self.by_null.items()
+            )
 
         return Formatted(text)
 
@@ -108,14 +110,14 @@ class Number:
     @property
     def null_range(self) -> str:
         """The null models of a count: "random init 0 to 2, shuffled 0"; "" without one."""
-        ends = {kind: dict.fromkeys(f"{end(one):g}" for end in (min, max)) for kind, one in self.by_null.items()}
-        return ", ".join(f"{kind} {' to '.join(one)}" for kind, one in ends.items())
+        ends = {kind: dict.fromkeys(f"{end(nulls):g}" for end in (min, max)) for kind, nulls in self.by_null.items()}
+        return ", ".join(f"{kind} {' to '.join(texts)}" for kind, texts in ends.items())
 
     @property
     def not_above(self) -> str:
         """The kinds of null models that do as well: "not above random init"; "" where none does."""
-        own = self.value if self.low != self.low else self.low
-        names = [kind for kind, one in self.by_null.items() if own <= np.nanmax([-np.inf, *one])]
+        low_end = self.value if self.low != self.low else self.low
+        names = [kind for kind, nulls in self.by_null.items() if low_end <= np.nanmax([-np.inf, *nulls])]
         return f"not above {' or '.join(names)}" if names else ""
 
     @property
@@ -126,15 +128,15 @@ class Number:
     def as_dict(self) -> dict[str, Any]:
         """Return value, low, high, and the values of null models by kind, JSON-ready: None where not defined."""
         ends = {"value": self.value, "low": self.low, "high": self.high}
-        shown = [kind for kind in NULL_KINDS.values() if kind.usual != "none" or kind.name in self.by_null]
-        return jsonable(ends | {kind.field: self.by_null.get(kind.name, ()) for kind in shown})
+        kinds = [kind for kind in NULL_KINDS.values() if kind.usual != "none" or kind.name in self.by_null]
+        return jsonable(ends | {kind.field: self.by_null.get(kind.name, ()) for kind in kinds})
 
 
 def mean_of_nulls(values: Sequence[float]) -> Number:
     """Return the mean of the values that are defined, with their standard deviation where there are several."""
-    known = [one for one in values if one == one]
-    spread = float(np.std(known, ddof=1)) if len(known) > 1 else None
-    return Number(float(np.mean(known)) if known else np.nan, spread=spread)
+    defined = [value for value in values if value == value]
+    spread = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
+    return Number(float(np.mean(defined)) if defined else np.nan, spread=spread)
 
 
 @dataclass(frozen=True)

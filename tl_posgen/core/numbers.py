@@ -66,7 +66,7 @@ class Numbers:
     def shown(self) -> pd.DataFrame:
         """Return a row for every headline and every number with an interval, at the usual labels: what it prints as."""
         declared = self.measure.variables.items()
-        names = [name for name, one in declared if name in self and (one.headline or one.interval)]
+        names = [name for name, variable in declared if name in self and (variable.headline or variable.interval)]
         names = [name for name in names or self.dataset if self.dataset[name].dtype.kind in "fiub"]
         return pd.DataFrame({"number": names, "mean": [str(self(name)) for name in map(str, names)]})
 
@@ -87,13 +87,13 @@ class Numbers:
     @property
     def nulls(self) -> list[str]:
         """Labels of all null models along init: random inits, then shuffled weights."""
-        return [str(one) for one in self.dataset["init"].values if one != TRAINED] if "init" in self.dataset else []
+        return [str(init) for init in self.dataset["init"].values if init != TRAINED] if "init" in self.dataset else []
 
     @property
     def labels_by_null(self) -> dict[str, list[str]]:
         """Labels of the null models by kind, of the kinds that there are."""
-        found = {kind: [one for one in self.nulls if kind_and_seed(one)[0].name == kind] for kind in NULL_KINDS}
-        return {kind: labels for kind, labels in found.items() if labels}
+        by_kind = {kind: [label for label in self.nulls if kind_and_seed(label)[0].name == kind] for kind in NULL_KINDS}
+        return {kind: labels for kind, labels in by_kind.items() if labels}
 
     @property
     def inits(self) -> list[str]:
@@ -141,8 +141,8 @@ class Numbers:
         Args:
             bounds: the range of the quantity, where it has one.
         """
-        (found,) = self._numbers(array, (), bounds)
-        return found
+        (number,) = self._numbers(array, (), bounds)
+        return number
 
     def _numbers(self, array: xr.DataArray, places: Sequence[Any], bounds: Bounds | None) -> list[Number]:
         """Return the `number` at each label of these dims, the last dim's labels fastest."""
@@ -150,12 +150,12 @@ class Numbers:
         if "end" in array.dims and any(array.sizes[dim] > 1 for dim in over):  # a mean has no such ends
             array = array.sel(end=ENDS[0], drop=True)
         array = mean_over(array.astype(float), over)
-        known = [one for one in self.nulls if one in array["init"].values] if "init" in array.dims else []
-        own = intervals_of(array, bounds)
-        columns = [*(own[end] for end in ENDS), *(mean_of(at_init(array, one)) for one in known)]
-        rows = zip(*(one.transpose(*places).values.ravel().tolist() for one in columns), strict=True)
-        found = [Number(own, low, high, grouped(known, null)) for own, low, high, *null in rows]
-        return [mean_of_nulls(one.by_null.get(self.of, ())) for one in found] if self.is_null else found
+        inits = [init for init in self.nulls if init in array["init"].values] if "init" in array.dims else []
+        intervals = intervals_of(array, bounds)
+        columns = [*(intervals[end] for end in ENDS), *(mean_of(at_init(array, init)) for init in inits)]
+        rows = zip(*(column.transpose(*places).values.ravel().tolist() for column in columns), strict=True)
+        numbers = [Number(value, low, high, grouped(inits, null)) for value, low, high, *null in rows]
+        return [mean_of_nulls(number.by_null.get(self.of, ())) for number in numbers] if self.is_null else numbers
 
     def along(self, array: xr.DataArray, dim: str, bounds: Bounds | None = None) -> list[Number]:
         """Return the `number` at each label of a dim."""
@@ -171,31 +171,31 @@ class Numbers:
         """
 
         def of_model(init: str) -> tuple[Tensor, int]:
-            heads = [mean_of(at_init(one, init)).reset_coords(drop=True) for one in (x, y)]
-            both = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=over).dropna("place")
-            values = [torch.from_numpy(both[name].values.astype(float)) for name in "xy"]
-            return (spearman if ranks else pearson)(*values), both.sizes["place"]
+            heads = [mean_of(at_init(array, init)).reset_coords(drop=True) for array in (x, y)]
+            pairs = xr.Dataset(dict(zip("xy", heads, strict=True))).stack(place=over).dropna("place")
+            values = [torch.from_numpy(pairs[name].values.astype(float)) for name in "xy"]
+            return (spearman if ranks else pearson)(*values), pairs.sizes["place"]
 
         r, n = of_model(TRAINED)
         low, high = (float(end) for end in fisher_interval(r, n))
-        found = Number(float(r), low, high, grouped(self.nulls, [float(of_model(one)[0]) for one in self.nulls]))
-        return mean_of_nulls(found.by_null.get(self.of, ())) if self.is_null else found
+        number = Number(float(r), low, high, grouped(self.nulls, [float(of_model(init)[0]) for init in self.nulls]))
+        return mean_of_nulls(number.by_null.get(self.of, ())) if self.is_null else number
 
     def layers_not_above(self, name: str, **labels: Any) -> str:
         """Return "; not above random init in layers 2 to 29" for each kind of null models where the answer changes with
         depth; "" where it does not."""
         array = self.array(name, **labels)
         numbers = self.along(array, "layer", self.bounds_of(name))
-        found = []
+        clauses = []
         for kind in next(iter(numbers)).by_null if numbers else ():
             below = [
                 int(layer)
-                for layer, one in zip(array["layer"].values, numbers, strict=True)
-                if one and replace(one, by_null={kind: one.by_null[kind]}).not_above
+                for layer, number in zip(array["layer"].values, numbers, strict=True)
+                if number and replace(number, by_null={kind: number.by_null[kind]}).not_above
             ]
             if 0 < len(below) < len(numbers):
-                found.append(f"; not above {kind} in layer{'' if len(below) == 1 else 's'} {in_ranges(below)}")
-        return "".join(found)
+                clauses.append(f"; not above {kind} in layer{'' if len(below) == 1 else 's'} {in_ranges(below)}")
+        return "".join(clauses)
 
     def intervals(self, name: str, **labels: Any) -> xr.Dataset:
         """Return value, low and high of a variable of the model at every place, for figures and tables; means over
@@ -228,7 +228,7 @@ class Numbers:
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the numbers of summary.json: name, labels, value, interval, random inits; no long curves and maps."""
-        found = []
+        summary = []
         for name, array in self.dataset.data_vars.items():
             over = [dim for dim in array.dims if dim not in (*NUMBER_DIMS, "layer", "head", "draw")]
             if array.dtype.kind not in "fiub":
@@ -241,17 +241,17 @@ class Numbers:
             places = (dict(zip(over, place, strict=True)) for place in itertools.product(*labels))
             numbers = self._numbers(array, over, self.bounds_of(str(name)))
             entries = zip(places, numbers, strict=True)
-            found += [{"name": name, **place, **number.as_dict()} for place, number in entries]
-        return found
+            summary += [{"name": name, **place, **number.as_dict()} for place, number in entries]
+        return summary
 
 
 def grouped(labels: Sequence[str], values: Sequence[float]) -> dict[str, tuple[float, ...]]:
     """Return the values of null models by kind."""
-    found: dict[str, tuple[float, ...]] = {}
+    by_kind: dict[str, tuple[float, ...]] = {}
     for label, value in zip(labels, values, strict=True):
         kind = kind_and_seed(label)[0].name
-        found[kind] = (*found.get(kind, ()), value)
-    return found
+        by_kind[kind] = (*by_kind.get(kind, ()), value)
+    return by_kind
 
 
 def by_dim(labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,12 +261,12 @@ def by_dim(labels: Mapping[str, Any]) -> dict[str, Any]:
         >>> by_dim({"first_token": False, "side": "q"})
         {'side': 'q', 'tokens': 'without first'}
     """
-    found = dict(labels)
-    if (first := found.pop("first_token", None)) is None:
-        return found
-    if not isinstance(first, bool) or "tokens" in found:
+    chosen = dict(labels)
+    if (first := chosen.pop("first_token", None)) is None:
+        return chosen
+    if not isinstance(first, bool) or "tokens" in chosen:
         raise InputError(f"first_token={first!r}: give True or False, or tokens= instead, one of {', '.join(TOKENS)}")
-    return found | {"tokens": TOKENS[0 if first else 1]}
+    return chosen | {"tokens": TOKENS[0 if first else 1]}
 
 
 def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:
@@ -290,8 +290,8 @@ def at_labels(data: Any, labels: Mapping[str, Any], of: str) -> Any:
         try:
             data = data if label is None else data.sel({dim: label})
         except (LookupError, TypeError, ValueError) as error:
-            known = ", ".join(map(str, data[dim].values[:_MOST_SHOWN]))
-            raise InputError(f"{of}: no {dim} {label!r}; it has {known}") from error
+            existing = ", ".join(map(str, data[dim].values[:_MOST_SHOWN]))
+            raise InputError(f"{of}: no {dim} {label!r}; it has {existing}") from error
     return data
 
 
@@ -343,8 +343,8 @@ def intervals_of(array: xr.DataArray, bounds: Bounds | None = None) -> xr.Datase
         low.values, high.values = mean_interval(array.transpose(sampled, ...).values.astype(float), bounds)
     elif "group" in array.dims and array.sizes["group"] > FEWEST:
         without = array.drop_sel(group=ALL).transpose("group", ...)
-        known = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
-        without, shares = without[known], without["prompt_share"].values[known]
+        defined = without["prompt_share"].notnull().values  # of two reports, one may have fewer groups
+        without, shares = without[defined], without["prompt_share"].values[defined]
         low.values, high.values = jackknife_interval(value.values, without.values, shares, bounds)
     return xr.Dataset({"value": value, "low": low, "high": high})
 
@@ -362,8 +362,8 @@ def is_above(array: xr.DataArray, least: int | float) -> xr.DataArray:
         ([True, False], [True, True])
     """
     array = array.rename(init="model") if "init" in array.dims else array  # each as if it were the model itself
-    found = intervals_of(array)
-    above = found["low"].fillna(found["value"]) > least
+    intervals = intervals_of(array)
+    above = intervals["low"].fillna(intervals["value"]) > least
     return above.rename(model="init") if "model" in above.dims else above
 
 
@@ -373,6 +373,6 @@ def leave_one_out(array: xr.DataArray) -> xr.DataArray:
     n = array.sizes["prompt"]
     mean = array.mean("prompt")
     without = (n * mean - array) / (n - 1)
-    groups = without.rename(prompt="group").assign_coords(group=[str(one) for one in range(n)])
-    whole = xr.concat([mean.assign_coords(group=ALL), groups], "group")
-    return whole.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))
+    groups = without.rename(prompt="group").assign_coords(group=[str(index) for index in range(n)])
+    joined = xr.concat([mean.assign_coords(group=ALL), groups], "group")
+    return joined.assign_coords(prompt_share=("group", [np.nan, *[1 / n] * n]))

@@ -68,10 +68,13 @@ Threshold = Annotated[Real, Within(0, 1, "a number in (0, 1]", excluded=("low",)
 def annotations_of(owner: type) -> dict[str, Any]:
     """Return the annotation of every field of a dataclass, constraints included."""
     module = sys.modules.get(owner.__module__)  # none for a file that was run without being registered there
-    functions = [one for one in vars(owner).values() if isinstance(one, FunctionType)]
-    names = vars(module) if module else {name: x for one in functions for name, x in one.__globals__.items()}
-    written = {one.name: one.type for one in fields(owner)}  # as text in modules that postpone annotations
-    return {name: eval(one, names) if isinstance(one, str) else one for name, one in written.items()}
+    functions = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
+    names = vars(module) if module else {name: x for function in functions for name, x in function.__globals__.items()}
+    written = {field.name: field.type for field in fields(owner)}  # as text in modules that postpone annotations
+    return {
+        name: eval(annotation, names) if isinstance(annotation, str) else annotation
+        for name, annotation in written.items()
+    }
 
 
 def check_options(owner: Any, name: str) -> None:
@@ -92,11 +95,11 @@ def with_options(kind: type[_Made], options: Mapping[str, Any], name: str) -> _M
     Raises:
         InputError: an option that it lacks, one that is needed and not given, or a value that it refuses.
     """
-    known: Any = {one.name: one for one in fields(kind)}  # pyright: ignore[reportArgumentType]
-    if unknown := [one for one in options if one not in known]:
-        raise InputError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-    needed = [key for key, one in known.items() if one.default is one.default_factory is MISSING]
-    if missing := [one for one in needed if one not in options]:
+    by_name: Any = {field.name: field for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    if unknown := [option for option in options if option not in by_name]:
+        raise InputError(f"{name} has no option {unknown[0]!r}; it has {', '.join(by_name) or 'none'}")
+    needed = [key for key, field in by_name.items() if field.default is field.default_factory is MISSING]
+    if missing := [option for option in needed if option not in options]:
         raise InputError(f"{name} needs the option {missing[0]!r}")
     return kind(**options)
 
@@ -114,19 +117,19 @@ def refusal(value: Any, annotation: Any) -> str:
         base, *constraints = inside
         if why := refusal(value, base):
             return why if _listed(base) else constraints[0].words
-        return next((one.words for one in constraints if not one(value)), "")
+        return next((constraint.words for constraint in constraints if not constraint(value)), "")
     if origin in (Union, UnionType):
-        why = {one: refusal(value, one) for one in inside}
+        why = {member: refusal(value, member) for member in inside}
         is_allowed = "" in why.values()
-        told = [words for one, words in why.items() if one is not type(None)]
-        if not is_allowed and len(told) == 1:  # what is wrong with the list, not that None would do
-            return told[0]
+        reasons = [reason for member, reason in why.items() if member is not type(None)]
+        if not is_allowed and len(reasons) == 1:  # what is wrong with the list, not that None would do
+            return reasons[0]
     elif origin is Literal:
         is_allowed = isinstance(value, str | int) and not isinstance(value, bool) and value in inside
     elif _listed(annotation):
         is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         is_list = is_list or (isinstance(value, np.ndarray) and value.ndim > 0)
-        is_allowed = is_list and all(fits(one, inside[0]) for one in value)
+        is_allowed = is_list and all(fits(entry, inside[0]) for entry in value)
     elif annotation in (int, float):
         numbers = (int, np.integer) if annotation is int else (int, float, np.integer, np.floating)
         is_allowed = isinstance(value, numbers) and not isinstance(value, bool)
@@ -150,7 +153,7 @@ def _wanted_in_words(annotation: Any) -> str:
     if origin is Annotated:
         return _wanted_in_words(inside[0]) if _listed(inside[0]) else inside[1].words
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_wanted_in_words(one) for one in inside))
+        return " or ".join(dict.fromkeys(_wanted_in_words(member) for member in inside))
     if origin is Literal:
         return f"one of {', '.join(map(repr, inside))}"
     if _listed(annotation):

@@ -61,8 +61,10 @@ def names() -> list[str]:
 
 def measurable() -> list[str]:
     """Return the names of the measures that `analyze` takes: of a model and prompts."""
-    known = names()
-    return [name for name in known if (kind := find_or_none(name)) is not None and (kind.is_fed or kind.runs_model)]
+    registered = names()
+    return [
+        name for name in registered if (kind := find_or_none(name)) is not None and (kind.is_fed or kind.runs_model)
+    ]
 
 
 def plug_ins() -> list[Any]:
@@ -115,24 +117,24 @@ def requested(measures: Sequence[Any] | Any | None) -> list[Measure]:
         measures = _DEFAULT
     if isinstance(measures, str | Measure | type) or not isinstance(measures, Sequence):
         measures = [measures]
-    asked, ordered = dict[str, Measure](), dict[str, Measure]()
+    chosen, ordered = dict[str, Measure](), dict[str, Measure]()
     for measure in map(measure_from, measures):
-        if measure.name in asked:
+        if measure.name in chosen:
             raise InputError(f"measures: {measure.name} is given twice")
-        asked[measure.name] = measure
-    if not asked:
+        chosen[measure.name] = measure
+    if not chosen:
         raise InputError("no measures chosen; leave measures out for the usual ones")
 
     def put_in_order(measure: Measure) -> None:
         for kind in measure.after:
             if kind.name not in ordered:
-                put_in_order(asked.get(kind.name) or kind.with_options({}))
+                put_in_order(chosen.get(kind.name) or kind.with_options({}))
         ordered.setdefault(measure.name, measure)
 
-    for measure in asked.values():
+    for measure in chosen.values():
         put_in_order(measure)
     columns = dict[str, str]()
-    for measure in (one for one in ordered.values() if one.rows == HEAD):
+    for measure in (measure for measure in ordered.values() if measure.rows == HEAD):
         for column in filter(None, (variable.headline for variable in measure.variables.values())):
             if columns.setdefault(column, measure.name) != measure.name:
                 raise InputError(
@@ -167,13 +169,13 @@ def measure_from(item: Any, options: dict[str, Any] | None = None) -> Measure:
     return item if isinstance(item, Measure) else kind.with_options(options or {})
 
 
-def none_such(kind: str, name: str, known: Sequence[str]) -> str:
+def none_such(kind: str, name: str, choices: Sequence[str]) -> str:
     """Return the message that nothing of this kind has the name, with the one that is like it.
 
     Example:
         >>> none_such("measure", "slah", ["cone", "slash"])
         "no measure 'slah'; did you mean 'slash'? known: cone, slash"
     """
-    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = get_close_matches(name, choices, n=1, cutoff=0.7)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"no {kind} {name!r}; {meant}known: {', '.join(known)}"
+    return f"no {kind} {name!r}; {meant}known: {', '.join(choices)}"

@@ -33,7 +33,7 @@ from tl_posgen.models.selection import Heads
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
 NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
 # of the provenance, in summary.json
-_TOLD = ("model", "backend", "text", "length", "prompts", "first_token", "versions")
+_IN_SUMMARY = ("model", "backend", "text", "length", "prompts", "first_token", "versions")
 
 
 class Report(Mapping[str, Result]):
@@ -90,19 +90,19 @@ class Report(Mapping[str, Result]):
 
     def findings(self) -> list[str]:
         """Return what was found, in sentences; each warning once, behind the measures that share it."""
-        told = [[*one.sentences, *([one.caveat] if one.caveat else [])] for one in self.results.values()]
-        return [*chain.from_iterable(told), *self._warned()]
+        lines = [[*result.sentences, *([result.caveat] if result.caveat else [])] for result in self.results.values()]
+        return [*chain.from_iterable(lines), *self._warned()]
 
     def headlines(self) -> list[str]:
         """Return the sentences that a reader sees first: of each result its first one (or `n_headlines`), then the
         others in turn; of those that stand behind a measure that reads them, none."""
-        first, told, read = [], [], set[str]()
+        first, later, names_read = [], [], set[str]()
         for name, result in self.results.items():
             n = result.measure.n_headlines
-            first += [] if name in read else result.sentences[:n]
-            told += [] if name in read else [result.sentences[n:]]
-            read |= {kind.name for kind in result.measure.after}
-        return [*first, *(one for row in zip_longest(*told) for one in row if one is not None)][:MOST_SENTENCES]
+            first += [] if name in names_read else result.sentences[:n]
+            later += [] if name in names_read else [result.sentences[n:]]
+            names_read |= {kind.name for kind in result.measure.after}
+        return [*first, *(line for row in zip_longest(*later) for line in row if line is not None)][:MOST_SENTENCES]
 
     def notes(self) -> list[str]:
         """Return what the model's encoding and hooks make of the results, each once behind the measures that share it;
@@ -111,13 +111,18 @@ class Report(Mapping[str, Result]):
         for result in self.results.values():
             if result.caveat:
                 restricted[tuple(result.encodings)].append(result)
-        found = []
+        notes = []
         for encodings, (first, *others) in restricted.items():
-            told = [one for one in encodings if any(one in result.measure.caveats for result in (first, *others))]
-            where, names = "; ".join(known_by(one, encodings) for one in told), [one.name for one in (first, *others)]
-            how = f"restricts what {', '.join(names)} say: --full, the page and report.findings() tell how."
-            found.append(f"{where}, which {how}" if others else str(first.caveat))
-        return [*found, *self._warned(), *self.without_null()]
+            restricting = [
+                name for name in encodings if any(name in result.measure.caveats for result in (first, *others))
+            ]
+            where, names = (
+                "; ".join(known_by(name, encodings) for name in restricting),
+                [result.name for result in (first, *others)],
+            )
+            restriction = f"restricts what {', '.join(names)} say: --full, the page and report.findings() tell how."
+            notes.append(f"{where}, which {restriction}" if others else str(first.caveat))
+        return [*notes, *self._warned(), *self.without_null()]
 
     def _warned(self) -> list[str]:
         """Return every warning once, behind the measures that share it."""
@@ -129,8 +134,8 @@ class Report(Mapping[str, Result]):
 
     def without_null(self) -> list[str]:
         """Return that no null model was measured, where measures have one."""
-        missing = any(one.measure.has_null for one in self.results.values())
-        missing = missing and not any(one.nulls for one in self.results.values())
+        missing = any(result.measure.has_null for result in self.results.values())
+        missing = missing and not any(result.nulls for result in self.results.values())
         return ["No null model was measured."] if missing else []
 
     def frame(self, of: str = TRAINED) -> pd.DataFrame:
@@ -153,12 +158,14 @@ class Report(Mapping[str, Result]):
         again = floats.columns[floats.T.duplicated()]
         return (table if of == TRAINED else merged(of)).drop(columns=again, errors="ignore")
 
-    def heads(self, name: str | None = None, top: int | None = 5, by: str | None = None, **how: Any) -> pd.DataFrame:
+    def heads(
+        self, name: str | None = None, top: int | None = 5, by: str | None = None, **options: Any
+    ) -> pd.DataFrame:
         """Return the `top` heads of a result, or as many others as a control, see `Result.heads`; interventions and
         measures take it as `heads=`. The name may be left out where the report has one result."""
         if name is None and len(self) > 1:
             raise InputError(f"heads: name a result: {', '.join(self.results)}")
-        return self[next(iter(self)) if name is None else name].heads(top, by, **how)
+        return self[next(iter(self)) if name is None else name].heads(top, by, **options)
 
     def head(self, head: Heads | SupportsIndex, *more: Any) -> Any:
         """Return one head: every number of it with its interval and null models, its curves and maps between tokens.
@@ -188,12 +195,12 @@ class Report(Mapping[str, Result]):
         table = self.frame()
         heads = [{key: jsonable(float(value)) for key, value in row.items()} for row in table.to_dict("records")]
         heads = [row | {name: int(row[name] or 0) for name in HEAD} for row in heads]
-        told = {name: self.provenance.get(name) for name in _TOLD}
-        told |= {"heads": heads, "mean": means(table)}
-        for kind, seeds in NULL_SEEDS.items():
-            null, known = self.frame(kind), self.provenance.get(seeds)
-            told[kind] = {"seed": known[0] if known else None, "mean": means(null)} if len(null) else None
-        return told | {"measures": {name: result.as_summary() for name, result in self.results.items()}}
+        summary = {name: self.provenance.get(name) for name in _IN_SUMMARY}
+        summary |= {"heads": heads, "mean": means(table)}
+        for kind, key in NULL_SEEDS.items():
+            null, seeds = self.frame(kind), self.provenance.get(key)
+            summary[kind] = {"seed": seeds[0] if seeds else None, "mean": means(null)} if len(null) else None
+        return summary | {"measures": {name: result.as_summary() for name, result in self.results.items()}}
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write all results to one NetCDF4 file, which `tl_posgen.load` reads back.
@@ -205,7 +212,9 @@ class Report(Mapping[str, Result]):
 
     def as_bytes(self) -> bytes:
         """Return all results as the bytes of one NetCDF4 file, a group each; large arrays in float32."""
-        return results_bytes({name: (one.dataset, one.provenance) for name, one in self.items()}, self.provenance)
+        return results_bytes(
+            {name: (result.dataset, result.provenance) for name, result in self.items()}, self.provenance
+        )
 
     def lead(self) -> pd.DataFrame | None:
         """Return the table that stands first, such as slash-dominant heads, titled in its `attrs`: that of the first

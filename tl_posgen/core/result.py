@@ -60,14 +60,14 @@ class Result:
         return at_labels(self._of_init(str(init)), by_dim(labels), self.name)
 
     def _of_init(self, init: str) -> xr.Dataset:
-        known = [str(one) for one in self.dataset["init"].values]
-        if init not in known:
-            raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(known)}")
+        inits = [str(value) for value in self.dataset["init"].values]
+        if init not in inits:
+            raise InputError(f"{self.name}: no init {init!r}; it has {', '.join(inits)}")
         label = str(self.dataset["init_label"].sel(init=init).values) if "init_label" in self.dataset.coords else init
-        whole = self.dataset
+        dataset = self.dataset
         if init != TRAINED:  # what was measured of the model alone is not of a random init
-            whole = whole[[name for name, array in whole.data_vars.items() if "init" in array.dims]]
-        data = one_side(whole, init).drop_vars(("init_label", "init"), errors="ignore")
+            dataset = dataset[[name for name, array in dataset.data_vars.items() if "init" in array.dims]]
+        data = one_side(dataset, init).drop_vars(("init_label", "init"), errors="ignore")
         return data.assign_attrs(self.dataset.attrs, model=label)
 
     @cached_property
@@ -85,7 +85,7 @@ class Result:
         """The arrays of the model, "trained", and of the first null model of each kind, "random init" and "shuffled",
         which figures draw."""
         nulls = self.numbers.by_null
-        return {TRAINED: self.trained} | {kind: self._of_init(one.labels[0]) for kind, one in nulls.items()}
+        return {TRAINED: self.trained} | {kind: self._of_init(numbers.labels[0]) for kind, numbers in nulls.items()}
 
     @property
     def null(self) -> xr.Dataset | None:
@@ -112,49 +112,51 @@ class Result:
     @property
     def notes(self) -> list[str]:
         """Effects of the model's encoding and of hooks on the result, in words."""
-        return [*([self.caveat] if self.caveat else []), *(f"{self.name}: {one}" for one in self.warnings)]
+        return [*([self.caveat] if self.caveat else []), *(f"{self.name}: {warning}" for warning in self.warnings)]
 
     @cached_property
     def caveat(self) -> str | None:
         """Restriction of the measure for the model's encoding; None without one."""
-        told, encodings = self.measure.caveats, self.encodings
-        words = [f"{known_by(one, encodings)}: {told[one]}" for one in encodings if one in told]
-        return f"{self.name}: {' '.join(words)}" if words else None
+        caveats, encodings = self.measure.caveats, self.encodings
+        restrictions = [
+            f"{known_by(encoding, encodings)}: {caveats[encoding]}" for encoding in encodings if encoding in caveats
+        ]
+        return f"{self.name}: {' '.join(restrictions)}" if restrictions else None
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
-        attrs, found = self.dataset.attrs, []
+        attrs, warnings = self.dataset.attrs, []
         edited, patterns = (  # a file gives them back as an array or a single number
             ", ".join(str(int(layer)) for layer in np.atleast_1d(attrs.get(name, [])))
             for name in ("edited_layers", "edited_patterns")
         )
         if edited:
-            found.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
+            warnings.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
         if patterns:
-            found.append(
+            warnings.append(
                 f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them, "
                 "or the model's attention is more than softmax."
             )
         if attrs.get("unproved"):
-            found.append(
+            warnings.append(
                 "recomputed from cached q and k, and not compared with the scores that the pass used: "
                 "the cache holds neither hook_attn_scores nor hook_pattern."
             )
         if hooks := self.provenance.get("fwd_hooks"):
-            found.append(f"measured under hooks, the null models too: {', '.join(hooks)}.")
+            warnings.append(f"measured under hooks, the null models too: {', '.join(hooks)}.")
         metric = self.provenance.get("metric")
-        if metric and any("nats" in one.unit for one in self.measure.variables.values()):
-            found.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
+        if metric and any("nats" in variable.unit for variable in self.measure.variables.values()):
+            warnings.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
         if repeated := self.provenance.get("repeated"):
-            found.append(
+            warnings.append(
                 f"{repeated:.0%} of what the prompts say stands in another prompt too, so intervals over prompts are "
                 "too "
                 "narrow; give a text that does not repeat."
             )
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
-            found.append("the random init has the model's own weights, so the two cannot differ.")
-        return found
+            warnings.append("the random init has the model's own weights, so the two cannot differ.")
+        return warnings
 
     # Tables
 
@@ -172,7 +174,7 @@ class Result:
         rows = [row for row in self.measure.rows if row not in labels or row in data.dims]
         usual = {"tokens": TOKENS[0], **self.measure.usual()}
         chosen = {dim: label for dim, label in usual.items() if dim not in labels}
-        headlines = [name for name, one in self.measure.variables.items() if one.headline]
+        headlines = [name for name, variable in self.measure.variables.items() if variable.headline]
         every = (self.measure.whole_rows if every is None else every) or not headlines
         columns: dict[str, xr.DataArray] = {}
         for name in sorted(data.data_vars, key=lambda name: [*headlines, name].index(name)):
@@ -182,27 +184,29 @@ class Result:
             over = [dim for dim in array.dims if dim not in (*rows, *chosen, *SAMPLE_DIMS, "end")]
             few = all(array.sizes[dim] <= _MOST_COLUMNS for dim in over)
             if set(rows) <= set(array.dims) and few and (every or name in headlines):
-                parts = {"": array if set(SAMPLE_DIMS) & set(rows) else mean_of(array)}
-                parts |= {f", {end}": array.sel(end=end, drop=True) for end in ENDS[1:] if "end" in array.dims}
-                for end, part in parts.items():
+                by_end = {"": array if set(SAMPLE_DIMS) & set(rows) else mean_of(array)}
+                by_end |= {f", {end}": array.sel(end=end, drop=True) for end in ENDS[1:] if "end" in array.dims}
+                for end, part in by_end.items():
                     labelled = columns_of(part, rows, chosen)
                     columns |= {", ".join([str(name), *at]) + end: column for at, column in labelled}
-        named = [n for n, one in data.coords.items() if one.dims == tuple(rows) and n not in rows]
+        named = [n for n, coord in data.coords.items() if coord.dims == tuple(rows) and n not in rows]
         table = xr.Dataset(columns, {name: data.coords[name] for name in named})
         if not columns:
             return pd.DataFrame(columns=rows)
         if not rows:
-            return pd.DataFrame({name: [float(one)] for name, one in columns.items() if one.dtype.kind in "fiub"})
+            return pd.DataFrame(
+                {name: [float(column)] for name, column in columns.items() if column.dtype.kind in "fiub"}
+            )
         frame: Any = table.to_dataframe(dim_order=rows).reset_index()
-        counted = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
-        frame = frame[[*rows, *named, *columns]].dropna(how="all", subset=counted)
+        telling = [name for name in columns if frame[name].dtype != bool] or list(columns)  # False says nothing alone
+        frame = frame[[*rows, *named, *columns]].dropna(how="all", subset=telling)
         return self._with_whole(frame, {name: name.partition(", ")[0] for name in columns})
 
     def _with_whole(self, frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
         """Return a frame with whole numbers as such, where no row lacks one; `columns` are those of variables."""
         variables = self.measure.variables
-        whole = [name for name, of in columns.items() if of in variables and variables[of].whole]
-        return frame.astype({name: int for name in whole if frame[name].notna().all()})
+        whole_columns = [name for name, of in columns.items() if of in variables and variables[of].whole]
+        return frame.astype({name: int for name in whole_columns if frame[name].notna().all()})
 
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
         """Return the per-head headlines under the names that reports give them, of the model or of the first null model
@@ -229,18 +233,18 @@ class Result:
         """Return, by column, array, short heading and label of each headline that has a value a head; of a measure
         without headlines, of each quantity of one number a head."""
         variables, chosen = self.measure.variables, {"tokens": TOKENS[0], **self.measure.usual()}
-        has_headlines, found = any(one.headline for one in variables.values()), {}
-        for name, one in variables.items():
+        has_headlines, headlines = any(variable.headline for variable in variables.values()), {}
+        for name, variable in variables.items():
             dims = set(data[name].dims) if name in data else set()
-            is_shown = one.headline if has_headlines else dims - set(chosen) == set(HEAD)
+            is_shown = variable.headline if has_headlines else dims - set(chosen) == set(HEAD)
             if not is_shown or not set(HEAD) <= dims or dims & set(SAMPLE_DIMS):
                 continue
-            array, title = mean_of(data[name]), one.headline or f"{self.name}_{name}"
-            short = one.short or ("" if set(array.dims) - {*HEAD, *chosen} else one.label)
+            array, title = mean_of(data[name]), variable.headline or f"{self.name}_{name}"
+            short = variable.short or ("" if set(array.dims) - {*HEAD, *chosen} else variable.label)
             for at, column in columns_of(array, HEAD, chosen):
-                words = " ".join([short, *at]).strip(), ", ".join([one.label, *at])
-                found["_".join([title, *at])] = column, *words
-        return found
+                headings = " ".join([short, *at]).strip(), ", ".join([variable.label, *at])
+                headlines["_".join([title, *at])] = column, *headings
+        return headlines
 
     @cached_property
     def _tables(self) -> dict[str, pd.DataFrame | None]:
@@ -294,32 +298,32 @@ class Result:
                 raise InputError(f"{name} = {value!r}: give {wanted}")
         variables = self.measure.variables
         names = [name for name in variables if name in self.trained] + [n for n in self.trained if n not in variables]
-        known = [str(name) for name in names if set(HEAD) <= set(self.trained[name].dims)]
-        headlines = [name for name, one in variables.items() if name in known and one.headline]
+        per_head = [str(name) for name in names if set(HEAD) <= set(self.trained[name].dims)]
+        headlines = [name for name, variable in variables.items() if name in per_head and variable.headline]
         numbers = self.trained["number"].values.tolist() if "number" in self.trained.coords else []
-        if known and (by in numbers or (by is None and numbers and "number" not in labels)):
-            by, labels = known[0], {"number": by or numbers[0], **labels}
-        by = by or next(iter(headlines or known), "")
-        if by not in known:
-            there = ("; ".join(numbers) or ", ".join(known)) if known else "nothing"
+        if per_head and (by in numbers or (by is None and numbers and "number" not in labels)):
+            by, labels = per_head[0], {"number": by or numbers[0], **labels}
+        by = by or next(iter(headlines or per_head), "")
+        if by not in per_head:
+            there = ("; ".join(numbers) or ", ".join(per_head)) if per_head else "nothing"
             raise InputError(f"by={by!r}: {self.name} has, per head, {there}")
         labels = {"end": ENDS[0], **labels} if "end" in self.trained[by].dims else labels
-        own, beside = Numbers(self.measure, self.trained), variables[by].shown_with if by in variables else ""
-        if more := [str(dim) for dim in own.array(by, **labels).dims if dim not in HEAD]:
+        of_model, shown_with = Numbers(self.measure, self.trained), variables[by].shown_with if by in variables else ""
+        if more := [str(dim) for dim in of_model.array(by, **labels).dims if dim not in HEAD]:
             there = "; ".join(map(str, self.trained[by][more[0]].values[:MOST_LABELS]))
             raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=, one of {there}")
-        shown = [by, beside] if beside in known else [by]
-        frame = pd.DataFrame({name: own.array(name, **labels).transpose(*HEAD).to_series() for name in shown})
+        columns = [by, shown_with] if shown_with in per_head else [by]
+        frame = pd.DataFrame({name: of_model.array(name, **labels).transpose(*HEAD).to_series() for name in columns})
         frame = frame.dropna(subset=by).astype({by: float})
-        frame = frame.sort_values(by, ascending=lowest, kind="stable").reset_index()[[*HEAD, *shown]]
+        frame = frame.sort_values(by, ascending=lowest, kind="stable").reset_index()[[*HEAD, *columns]]
         if other_than is not None:
             if random is None:
                 raise InputError("other_than is of a control: give random=, a seed, too")
             pairs = {*named_heads(other_than)}
             is_one = [pair in pairs for pair in frame[[*HEAD]].itertuples(index=False, name=None)]
             frame, top = pd.concat([frame[is_one], frame[np.logical_not(is_one)]]), sum(is_one)
-        chosen = frame if random is None else _others(frame, len(frame) if top is None else top, random)
-        return self._with_whole(chosen.head(top or len(chosen)), {name: name for name in shown})
+        chosen = frame if random is None else _random_control(frame, len(frame) if top is None else top, random)
+        return self._with_whole(chosen.head(top or len(chosen)), {name: name for name in columns})
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
@@ -344,9 +348,9 @@ class Result:
         is_grid = data["layer"].dims != data["head"].dims
         places = list(product(layers, indices)) if is_grid else list(zip(layers, indices, strict=True))
         if lacking := [name for name, pair in zip(names, pairs, strict=True) if pair not in places]:
-            shown = [head_name(*place) for place in places[:MOST_LABELS]]
-            more = ", .." if len(places) > len(shown) else ""
-            raise InputError(f"{self.name} has no head {lacking[0]}; it has {', '.join(shown)}{more}")
+            listed = [head_name(*place) for place in places[:MOST_LABELS]]
+            more = ", .." if len(places) > len(listed) else ""
+            raise InputError(f"{self.name} has no head {lacking[0]}; it has {', '.join(listed)}{more}")
         if is_grid:
             data = _of_grid(data, pairs)
         else:
@@ -443,8 +447,8 @@ def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> 
 
 def _n_heads(result: Result) -> int:
     """Return how many heads have a number."""
-    arrays = [one for one in result.trained.values() if set(HEAD) <= set(one.dims) and one.dtype.kind in "fiub"]
-    return max((int(one.notnull().any(set(one.dims) - set(HEAD)).sum()) for one in arrays), default=0)
+    arrays = [array for array in result.trained.values() if set(HEAD) <= set(array.dims) and array.dtype.kind in "fiub"]
+    return max((int(array.notnull().any(set(array.dims) - set(HEAD)).sum()) for array in arrays), default=0)
 
 
 def _of_grid(data: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
@@ -454,9 +458,11 @@ def _of_grid(data: xr.Dataset, pairs: Sequence[tuple[int, int]]) -> xr.Dataset:
     chosen = xr.DataArray([[(layer, head) in pairs for head in heads] for layer in layers], dims=HEAD)
     if chosen.all():
         return data
-    of_heads = {name: one for name, one in data.items() if set(HEAD) <= set(one.dims)}
-    masked = {name: one & chosen if one.dtype.kind == "b" else one.where(chosen) for name, one in of_heads.items()}
-    return data.assign({name: one.transpose(*of_heads[name].dims) for name, one in masked.items()})
+    of_heads = {name: array for name, array in data.items() if set(HEAD) <= set(array.dims)}
+    masked = {
+        name: array & chosen if array.dtype.kind == "b" else array.where(chosen) for name, array in of_heads.items()
+    }
+    return data.assign({name: array.transpose(*of_heads[name].dims) for name, array in masked.items()})
 
 
 def columns_of(
@@ -475,18 +481,20 @@ def columns_of(
     array = array.sel({dim: label for dim, label in chosen.items() if dim in array.dims and dim not in rows}, drop=True)
     over = [dim for dim in array.dims if dim not in rows]
     for place in np.ndindex(*(array.sizes[dim] for dim in over)):
-        one = array.isel(dict(zip(over, place, strict=True)))
-        labels = [f"{one[dim].item()}" if dim in one.coords else str(at) for dim, at in zip(over, place, strict=True)]
-        scalars = [name for name, coord in one.coords.items() if not coord.ndim]
-        yield [label for label in labels if label not in ("", TOKENS[0])], one.drop_vars(scalars)
+        column = array.isel(dict(zip(over, place, strict=True)))
+        labels = [
+            f"{column[dim].item()}" if dim in column.coords else str(at) for dim, at in zip(over, place, strict=True)
+        ]
+        scalars = [name for name, coord in column.coords.items() if not coord.ndim]
+        yield [label for label in labels if label not in ("", TOKENS[0])], column.drop_vars(scalars)
 
 
-def _others(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
+def _random_control(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
     """Return n rows behind the first n at random, of the same layers where these have others."""
-    first, others = frame.iloc[:n], frame.iloc[n:]
-    if len(others) < n:
-        raise InputError(f"random: beside the {n} heads there are {len(others)} others; give a smaller top")
-    order = others.iloc[np.random.default_rng(seed).permutation(len(others))]
+    first, candidates = frame.iloc[:n], frame.iloc[n:]
+    if len(candidates) < n:
+        raise InputError(f"random: beside the {n} heads there are {len(candidates)} others; give a smaller top")
+    order = candidates.iloc[np.random.default_rng(seed).permutation(len(candidates))]
     wanted = first["layer"].value_counts()
     place = order.groupby("layer").cumcount()  # in its layer, in random order
     is_alike = (place < order["layer"].map(wanted).fillna(0)).to_numpy()

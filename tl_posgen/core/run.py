@@ -135,20 +135,20 @@ class Run:
         """
 
         def measured(at: Mapping[str, Any]) -> xr.Dataset:
-            found = {}
+            arrays = {}
             for name, value in cell(**at).items():
                 dims = tuple(dim for dim in self.measure.variables[name].dims if dim not in labels)
-                found[name] = value if isinstance(value, xr.DataArray) else xr.DataArray(np.asarray(value), dims=dims)
-            return xr.Dataset(found)
+                arrays[name] = value if isinstance(value, xr.DataArray) else xr.DataArray(np.asarray(value), dims=dims)
+            return xr.Dataset(arrays)
 
         values: dict[str, np.ndarray] = {}
         dims: dict[str, tuple] = {}
-        coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items()}
-        for place in product(*(range(len(one)) for one in labels.values())):
-            at = {dim: one[number] for (dim, one), number in zip(labels.items(), place, strict=True)}
-            found = self.keep(at, partial(measured, at)) if pure and self.keep is not None else measured(at)
-            coords |= {str(dim): one.values for dim, one in found.coords.items()}
-            for name, array in found.data_vars.items():
+        coords: dict[str, Any] = {dim: list(dim_labels) for dim, dim_labels in labels.items()}
+        for place in product(*(range(len(dim_labels)) for dim_labels in labels.values())):
+            at = {dim: dim_labels[number] for (dim, dim_labels), number in zip(labels.items(), place, strict=True)}
+            dataset = self.keep(at, partial(measured, at)) if pure and self.keep is not None else measured(at)
+            coords |= {str(dim): coord.values for dim, coord in dataset.coords.items()}
+            for name, array in dataset.data_vars.items():
                 if name not in values:
                     kind: Any = object if array.dtype.kind in "OU" else float
                     shape = (*map(len, labels.values()), *array.shape)
@@ -156,8 +156,8 @@ class Run:
                 values[str(name)][place] = array.values
         data = {name: ((*labels, *dims[name]), array) for name, array in values.items()}
         used = {dim for all_dims, _ in data.values() for dim in all_dims}
-        known = {**LABELS, **self.measure.labels(), **coords}
-        return xr.Dataset(data, {dim: np.asarray(one) for dim, one in known.items() if dim in used})
+        all_labels = {**LABELS, **self.measure.labels(), **coords}
+        return xr.Dataset(data, {dim: np.asarray(dim_labels) for dim, dim_labels in all_labels.items() if dim in used})
 
 
 # Examples of heads
@@ -188,22 +188,22 @@ def head_examples(
     Args:
         of_layer: from a captured layer to arrays [head, *dims of the variable, "example" left out] by name.
     """
-    found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    by_head: dict[tuple[int, int], dict[str, np.ndarray]] = {}
     chosen = {(layer, head) for layer, head, _ in picks}
 
     def keep(layer: LayerCapture) -> None:
         arrays = {name: array.cpu().numpy() for name, array in of_layer(layer).items()}
         for place, head in enumerate(layer.heads):
             if (layer.layer, head) in chosen:
-                found[layer.layer, head] = {name: array[place].copy() for name, array in arrays.items()}
+                by_head[layer.layer, head] = {name: array[place].copy() for name, array in arrays.items()}
 
     if picks:
         run_capture(run.session, row[None], keep, heads=[*chosen])
-    return examples_of(run.measure, picks, found, n).assign_coords(token=token_texts(run.session, row[:n]))
+    return examples_of(run.measure, picks, by_head, n).assign_coords(token=token_texts(run.session, row[:n]))
 
 
 def examples_of(
-    measure: "Measure", picks: Sequence[_Pick], found: Mapping[tuple[int, int], Mapping[str, Any]], n: int
+    measure: "Measure", picks: Sequence[_Pick], arrays: Mapping[tuple[int, int], Mapping[str, Any]], n: int
 ) -> xr.Dataset:
     """Return arrays by (layer, head) and name, of n tokens, of the picked heads along "example", with layer, head and
     why."""
@@ -213,12 +213,12 @@ def examples_of(
         if "example" in variable.dims:
             inner = tuple(dim for dim in variable.dims if dim != "example")
             empty = np.zeros((0, *(len(labels.get(dim, range(n))) for dim in inner)))
-            values = np.stack([found[layer, head][name] for layer, head, _ in picks]) if picks else empty
+            values = np.stack([arrays[layer, head][name] for layer, head, _ in picks]) if picks else empty
             data[name] = (("example", *inner), values)
     used = {dim for dims, _ in data.values() for dim in dims}
-    coords: dict[str, Any] = {dim: list(one) for dim, one in labels.items() if dim in used}
+    coords: dict[str, Any] = {dim: list(dim_labels) for dim, dim_labels in labels.items() if dim in used}
     coords["example"] = np.arange(len(picks))
-    coords |= {name: ("example", [one[at] for one in picks]) for at, name in enumerate(("layer", "head", "why"))}
+    coords |= {name: ("example", [pick[at] for pick in picks]) for at, name in enumerate(("layer", "head", "why"))}
     return xr.Dataset(data, coords)
 
 

@@ -38,8 +38,8 @@ def load(path: str | os.PathLike) -> Report:
         if not path.is_file():
             raise InputError(f"{path}: does not exist; give the directory of a report, or its .nc file")
         groups = read_netcdf(path)
-        whole = groups["/"].attrs
-        if (version := whole["format"]) in (1, 2):
+        attributes = groups["/"].attrs
+        if (version := attributes["format"]) in (1, 2):
             then = f"tl_posgen 0.{int(version) + 1}"
             remedy = f"measure again, or load it with {then}"
             raise InputError(f"{path}: saved by {then}, whose files this version cannot read; {remedy}")
@@ -47,31 +47,31 @@ def load(path: str | os.PathLike) -> Report:
             remedy = f"and this one reads {FORMAT}; install that one"
             raise InputError(f"{path}: saved in format {version} by another version of tl_posgen, {remedy}")
         results = {}
-        for name in json.loads(whole["order"]):
+        for name in json.loads(attributes["order"]):
             dataset = groups[f"/{name}"]
             provenance = json.loads(dataset.attrs.pop("provenance"))
             results[name] = Result(_measure_named(name, provenance.get("options", {})), dataset, provenance)
-        return Report(results, json.loads(whole["provenance"]))
+        return Report(results, json.loads(attributes["provenance"]))
 
 
 def unknown_measure(name: str) -> Measure:
     """Return a measure of this name that maps what a saved result holds, where its own is not installed here."""
 
     def scalars(data: xr.Dataset) -> list[str]:
-        return [str(one) for one, array in data.data_vars.items() if set(array.dims) == set(HEAD)]
+        return [str(variable) for variable, array in data.data_vars.items() if set(array.dims) == set(HEAD)]
 
     def map_of_scalars(result: Result) -> Any:
-        return view("map of heads")(*scalars(result.trained)[:_MOST_MAPS], title=f"{words} per head", limits=None)(
+        return view("map of heads")(*scalars(result.trained)[:_MOST_MAPS], title=f"{title} per head", limits=None)(
             result
         )
 
     def kinds(self: Measure, data: xr.Dataset) -> Sequence[str]:
         return ["map"] if scalars(data) else []
 
-    words = name.replace("_", " ")
+    title = name.replace("_", " ")
     about = "A measure that is not installed.\n\nIts package is not; its per-head numbers are shown.\n\nSource: unknown"
-    own = {"__doc__": about, "question": words, "figures": {"map": map_of_scalars}, "kinds": kinds}
-    return dataclass(frozen=True)(type("".join(map(str.capitalize, name.split("_"))), (Measure,), own))()
+    namespace = {"__doc__": about, "question": title, "figures": {"map": map_of_scalars}, "kinds": kinds}
+    return dataclass(frozen=True)(type("".join(map(str.capitalize, name.split("_"))), (Measure,), namespace))()
 
 
 def load_provenance(path: Path) -> dict[str, Any]:
@@ -88,9 +88,9 @@ def _measure_named(name: str, options: Mapping[str, Any]) -> Measure:
         return unknown_measure(name)
     with suppress(InputError):
         return kind.with_options(options)
-    kept: dict[str, Any] = {}
+    accepted: dict[str, Any] = {}
     for option, value in options.items():
         with suppress(InputError):  # options that JSON cannot hold, or of another version
-            kind.with_options({**kept, option: value})
-            kept[option] = value
-    return kind.with_options(kept)
+            kind.with_options({**accepted, option: value})
+            accepted[option] = value
+    return kind.with_options(accepted)

@@ -60,10 +60,10 @@ def in_file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name)[-80:]
 
 
-def read_part(path: Path, read: Callable[[Path], Any] = load) -> Any:
+def read_part(path: Path, reader: Callable[[Path], Any] = load) -> Any:
     """Return the Report of a finished part, or what else is read of it; InputError of a damaged one."""
     try:
-        return read(path)
+        return reader(path)
     except (InputError, KeyError, ValueError) as error:
         raise InputError(
             f"{path}: this finished part is damaged ({error}); delete the file, and it is measured again"
@@ -108,7 +108,7 @@ def _with_measures(configuration: Mapping[str, Any], measures: Sequence[Measure]
     codes = {measure.name: code_of(measure) for measure in measures}
     if None in codes.values():
         return None
-    return {**configuration, "measures": {one.name: one.options() for one in measures}, "code": codes}
+    return {**configuration, "measures": {measure.name: measure.options() for measure in measures}, "code": codes}
 
 
 class Parts:
@@ -140,10 +140,10 @@ class Parts:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         n, m = len(self.files), sum(1 for folder in self.folders for _ in folder.glob("*.nc"))
         if error is not None and n + m:
-            words = [counted(n, "part")] if n else []
-            words += [counted(m, "condition") + (" of the next" if n else "")] if m else []
-            kept = f"{' and '.join(words)} {'is' if n + m == 1 else 'are'} finished and kept"
-            tqdm.write(f"{kept} in {self.directory}; the same again goes on from there", file=sys.stderr)
+            counts = [counted(n, "part")] if n else []
+            counts += [counted(m, "condition") + (" of the next" if n else "")] if m else []
+            kept_parts = f"{' and '.join(counts)} {'is' if n + m == 1 else 'are'} finished and kept"
+            tqdm.write(f"{kept_parts} in {self.directory}; the same again goes on from there", file=sys.stderr)
 
     def report(self, name: str, configuration: Mapping[str, Any], make: Callable[[], Report]) -> Report:
         """Return the finished Report of this configuration, or `make()`, kept if it can be written."""
@@ -171,25 +171,25 @@ class Parts:
         configuration: Mapping[str, Any],
         make: Callable[[], Any],
         to_bytes: Callable[[Any], bytes],
-        read: Callable[[Path], Any],
+        reader: Callable[[Path], Any],
     ) -> Any:
         if self.directory is None:
             return make()
         path = part_path(self.directory, name.rstrip(")"), configuration)
         if path.is_file():
-            found = read_part(path, read)
+            part = read_part(path, reader)
         else:
-            found = make()
+            part = make()
             try:
-                write_files(path.parent, {path.name: to_bytes(found)})
+                write_files(path.parent, {path.name: to_bytes(part)})
             except OutputError as error:
                 tqdm.write(f"{name} is not kept: {error}", file=sys.stderr)
-                return found
+                return part
         folder = path.with_suffix("")  # of its finished conditions
         self.files.append(path)
         rmtree(folder, ignore_errors=True)
-        self.folders = [one for one in self.folders if one != folder]
-        return found
+        self.folders = [unfinished for unfinished in self.folders if unfinished != folder]
+        return part
 
     def condition(
         self,
@@ -208,12 +208,12 @@ class Parts:
         path = part_path(folder, " ".join(map(str, at.values())), {"at": content(at)})
         if path.is_file():
             return read_part(path, read_datasets)["condition"]
-        began, found = perf_counter(), make()
+        began, dataset = perf_counter(), make()
         if perf_counter() - began >= WORTH_KEEPING:
             self.folders += [] if folder in self.folders else [folder]
             with suppress(OutputError):  # the part itself says so
-                write_files(folder, {path.name: netcdf_bytes({"condition": found})})
-        return found
+                write_files(folder, {path.name: netcdf_bytes({"condition": dataset})})
+        return dataset
 
     def discard(self) -> None:
         """Delete them, and their directory if nothing else is in it."""
@@ -233,19 +233,19 @@ def read_datasets(path: Path) -> dict[str, xr.Dataset]:
 
 def check_after(after: Any, measures: Sequence[Measure]) -> dict[str, Result]:
     """Return finished results by name; InputError for anything else, or other options than the measures have."""
-    known = {} if after is None else after
-    if not isinstance(known, Mapping) or not all(
-        isinstance(one, Result) and one.name == name for name, one in known.items()
+    results = {} if after is None else after
+    if not isinstance(results, Mapping) or not all(
+        isinstance(result, Result) and result.name == name for name, result in results.items()
     ):
         raise InputError("after: give a Report, or a mapping of measure name to its Result")
     for measure in measures:
-        then = known[measure.name].provenance.get("options", {}) if measure.name in known else {}
-        now = measure.options() if measure.name in known else {}
+        then = results[measure.name].provenance.get("options", {}) if measure.name in results else {}
+        now = measure.options() if measure.name in results else {}
         if any(then.get(name) != value for name, value in now.items() if value is not None):
             raise InputError(
                 f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out"
             )
-    return dict(known)
+    return dict(results)
 
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
@@ -253,7 +253,7 @@ def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> No
     prompts or of other random inits."""
     of_model = ("backend", "dtype", "weights", "added_hooks", "logits")
     for key in (*of_model, "tokens_sha256", "null_seeds", "heads", "fwd_hooks", "metric"):
-        then, now = (one.get(key, "all" if key == "heads" else "none") for one in (result.provenance, provenance))
+        then, now = (record.get(key, "all" if key == "heads" else "none") for record in (result.provenance, provenance))
         if key == "logits" and (then != now or now is None):
             seen = f"the same weights gave other logits for the same few tokens ({then}, now {now})"
             raise InputError(f"after: {name} was measured when {seen}; leave it out to measure it anew")
@@ -282,14 +282,14 @@ def configuration_of(session: Session, prompts: Any, logits: str | None, **setti
             "keep: this model cannot read a few tokens, so another run cannot know what was put into it (a function in "
             "the place of a forward, a hook of torch); remove it, or give keep=None"
         )
-    layers = [replace(one.geometry, error=None) for one in session.layers() if isinstance(one, Probed)]
+    layers = [replace(layer.geometry, error=None) for layer in session.layers() if isinstance(layer, Probed)]
     plain = {name: value for name, value in vars(model.cfg).items() if isinstance(value, str | bool | int | float)}
     config = Path(origin.directory or "", "config.json")  # which random inits are made by
     fast = getattr(model.tokenizer, "backend_tokenizer", None)  # all that it does; of a slow one, its vocabulary
-    words = (
+    vocabulary = (
         json.dumps(sorted(model.tokenizer.get_vocab().items())) if model.tokenizer is not None and fast is None else ""
     )
-    tokenizer = words if fast is None else fast.to_str()
+    tokenizer = vocabulary if fast is None else fast.to_str()
     return {
         "weights": fingerprint(session),
         "logits": logits,
@@ -327,7 +327,7 @@ def content(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: content(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): content(one) for name, one in value.items()}
+        return {str(name): content(item) for name, item in value.items()}
     if isinstance(value, Sequence):
-        return [content(one) for one in value]
+        return [content(item) for item in value]
     raise InputError(f"keep: the content of a {type(value).__name__} cannot be read; give texts or token ids")

@@ -23,29 +23,31 @@ from tl_posgen.stats.intervals import FEWEST, prompts_per_group
 class Total:
     """Sum over prompts, and number of prompts with a value, at each place; padded to the longest prompt."""
 
-    both: Float[np.ndarray, "2 *place"]
+    sums_and_counts: Float[np.ndarray, "2 *place"]
 
     @classmethod
     def from_values(cls, values: Float[np.ndarray, "*place"]) -> "Total":
-        known = ~np.isnan(values)
-        return cls(np.stack([np.where(known, values, 0.0), known]))
+        defined = ~np.isnan(values)
+        return cls(np.stack([np.where(defined, values, 0.0), defined]))
 
     def __add__(self, other: "Total") -> "Total":
-        one, two = self.both, other.both
-        if one.shape != two.shape:
-            shape = np.maximum(one.shape, two.shape)
-            one, two = (np.pad(x, np.array([0 * shape, shape - x.shape]).T) for x in (one, two))
-        return Total(one + two)
+        first, second = self.sums_and_counts, other.sums_and_counts
+        if first.shape != second.shape:
+            shape = np.maximum(first.shape, second.shape)
+            first, second = (np.pad(x, np.array([0 * shape, shape - x.shape]).T) for x in (first, second))
+        return Total(first + second)
 
     @property
     def sum(self) -> Float[np.ndarray, "*place"]:
         """NaN where no prompt has a value."""
-        return np.where(self.both[1] > 0, self.both[0], np.nan)
+        return np.where(self.sums_and_counts[1] > 0, self.sums_and_counts[0], np.nan)
 
     @property
     def mean(self) -> Float[np.ndarray, "*place"]:
         """NaN where no prompt has a value."""
-        return np.where(self.both[1] > 0, self.both[0] / np.maximum(self.both[1], 1), np.nan)
+        return np.where(
+            self.sums_and_counts[1] > 0, self.sums_and_counts[0] / np.maximum(self.sums_and_counts[1], 1), np.nan
+        )
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Sums:
         self, variables: Mapping[str, Variable], labels: Mapping[str, Sequence[Any]] | None = None, seed: int = 0
     ):
         self.seed = seed
-        self.dims = {name: one.dims for name, one in variables.items()}
+        self.dims = {name: variable.dims for name, variable in variables.items()}
         self.labels = {**LABELS, **(labels or {})}
         self.layers: dict[int, tuple[Any, list[int]]] = {}
         self.lengths: dict[int, int] = {}
@@ -111,14 +113,14 @@ class Sums:
             self._sums[place] = self._sums[place] + value if place in self._sums else value
 
     def __add__(self, other: "Sums") -> "Sums":
-        both = Sums({}, seed=self.seed)
-        both.dims, both.labels = self.dims, self.labels
-        both.layers = self.layers | other.layers
-        both.lengths = self.lengths | other.lengths
-        both._sums = dict(self._sums)
+        sums = Sums({}, seed=self.seed)
+        sums.dims, sums.labels = self.dims, self.labels
+        sums.layers = self.layers | other.layers
+        sums.lengths = self.lengths | other.lengths
+        sums._sums = dict(self._sums)
         for place, value in other._sums.items():
-            both._sums[place] = both._sums[place] + value if place in both._sums else value
-        return both
+            sums._sums[place] = sums._sums[place] + value if place in sums._sums else value
+        return sums
 
     def without_rows(self) -> "Sums":
         """Return the sums without what is kept prompt by prompt, which has no value of a group of prompts."""
@@ -127,13 +129,15 @@ class Sums:
         return fewer
 
     def __contains__(self, name: str) -> bool:
-        return any(one == name for one, _ in self._sums)
+        return any(stored == name for stored, _ in self._sums)
 
     # Datasets
 
     def by_layer(self, name: str) -> dict[int, Any]:
         """Return the sum of each layer."""
-        return {layer: value for (one, layer), value in sorted(self._sums.items(), key=lambda x: x[0]) if one == name}
+        return {
+            layer: value for (stored, layer), value in sorted(self._sums.items(), key=lambda x: x[0]) if stored == name
+        }
 
     def means(self) -> xr.Dataset:
         """Return the means over prompts of all arrays that are variables, and the rows of those kept by prompt."""
@@ -146,64 +150,66 @@ class Sums:
         Args:
             dims: of the array, "layer" included, where the measure declares no variable of this name.
         """
-        found = self.by_layer(name).items()
-        if not any(isinstance(one, ByPrompt) for _, one in found):
-            return self.over_layers(name, {layer: one.mean for layer, one in found}, dims)
+        sums = self.by_layer(name).items()
+        if not any(isinstance(value, ByPrompt) for _, value in sums):
+            return self.over_layers(name, {layer: value.mean for layer, value in sums}, dims)
         prompts, dims = sorted(self.lengths), dims or self.dims[name]
         without = tuple(dim for dim in dims if dim != "prompt")
-        rows = [self.over_layers(name, {layer: one.of_prompt[n] for layer, one in found}, without) for n in prompts]
+        rows = [self.over_layers(name, {layer: value.of_prompt[n] for layer, value in sums}, without) for n in prompts]
         return xr.concat(rows, "prompt", join="outer").assign_coords(prompt=prompts).transpose(*dims)
 
     def sum(self, name: str, dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return the sum over prompts; NaN where no prompt has a value."""
-        return self.over_layers(name, {layer: one.sum for layer, one in self.by_layer(name).items()}, dims)
+        return self.over_layers(name, {layer: value.sum for layer, value in self.by_layer(name).items()}, dims)
 
-    def over_layers(self, name: str, found: Mapping[int, np.ndarray], dims: tuple[str, ...] = ()) -> xr.DataArray:
+    def over_layers(self, name: str, arrays: Mapping[int, np.ndarray], dims: tuple[str, ...] = ()) -> xr.DataArray:
         """Return arrays of layers as one over all layers and heads, NaN where a layer lacks a head or a place."""
         dims = dims or self.dims[name]
         inner = [dim for dim in dims if dim != "layer"]
         heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
-        shape = [max(one.shape[axis] for one in found.values()) for axis in range(len(inner))]
+        shape = [max(array.shape[axis] for array in arrays.values()) for axis in range(len(inner))]
         if "head" in inner:
             shape[inner.index("head")] = len(heads)
-        whole = np.full((len(found), *shape), np.nan)
-        for row, (layer, values) in enumerate(found.items()):
+        joined = np.full((len(arrays), *shape), np.nan)
+        for row, (layer, values) in enumerate(arrays.items()):
             places = [np.arange(n) for n in values.shape]
             if "head" in inner:
                 places[inner.index("head")] = np.array([heads.index(head) for head in self.layers[layer][1]])
-            whole[(row, *np.ix_(*places))] = values
-        known = {**self.labels, "head": heads}
-        coords = {dim: np.asarray(known.get(dim, np.arange(n))) for dim, n in zip(inner, shape, strict=True)}
+            joined[(row, *np.ix_(*places))] = values
+        labels = {**self.labels, "head": heads}
+        coords = {dim: np.asarray(labels.get(dim, np.arange(n))) for dim, n in zip(inner, shape, strict=True)}
         if "layer" not in dims:
-            return xr.DataArray(whole[0], coords, tuple(inner)).transpose(*dims)
-        return xr.DataArray(whole, {"layer": list(found), **coords}, ("layer", *inner)).transpose(*dims)
+            return xr.DataArray(joined[0], coords, tuple(inner)).transpose(*dims)
+        return xr.DataArray(joined, {"layer": list(arrays), **coords}, ("layer", *inner)).transpose(*dims)
 
-    def variables_of(self, found: Mapping[int, Any], dims: tuple[str, ...] = ()) -> xr.Dataset:
+    def variables_of(self, by_layer: Mapping[int, Any], dims: tuple[str, ...] = ()) -> xr.Dataset:
         """Return the variables among tensors by layer and name as one dataset, see `over_layers`.
 
         Args:
-            found: by layer, what `Measure.of_layer` may return.
+            by_layer: by layer, what `Measure.of_layer` may return.
             dims: of all of them, "layer" included, where these are not those that the measure declares.
         """
-        by_name = {layer: with_token_variants(one) for layer, one in found.items()}
-        known = {name: {layer: one[name] for layer, one in by_name.items() if name in one} for name in self.dims}
+        by_name = {layer: with_token_variants(values) for layer, values in by_layer.items()}
+        by_variable = {
+            name: {layer: values[name] for layer, values in by_name.items() if name in values} for name in self.dims
+        }
         arrays = {
-            name: {layer: one.detach().to("cpu", DOUBLE).numpy() for layer, one in values.items()}
-            for name, values in known.items()
-            if values
+            name: {layer: tensor.detach().to("cpu", DOUBLE).numpy() for layer, tensor in tensors.items()}
+            for name, tensors in by_variable.items()
+            if tensors
         }
         return xr.Dataset({name: self.over_layers(name, values, dims) for name, values in arrays.items()})
 
-    def join_layers(self, found: Iterable[xr.Dataset]) -> xr.Dataset:
+    def join_layers(self, datasets: Iterable[xr.Dataset]) -> xr.Dataset:
         """Return datasets of layers, each with the coordinate `layer`, as one over all layers and heads; else NaN."""
         heads = sorted({head for _, of_layer in self.layers.values() for head in of_layer})
-        whole: Any = xr.concat(list(found), "layer", data_vars="all", join="outer")
-        return whole.reindex(layer=sorted(self.layers), **({"head": heads} if "head" in whole.dims else {}))
+        joined: Any = xr.concat(list(datasets), "layer", data_vars="all", join="outer")
+        return joined.reindex(layer=sorted(self.layers), **({"head": heads} if "head" in joined.dims else {}))
 
 
-def total(parts: Sequence[Sums]) -> Sums:
+def total(groups: Sequence[Sums]) -> Sums:
     """Return the sums over all groups."""
-    return reduce(Sums.__add__, parts)
+    return reduce(Sums.__add__, groups)
 
 
 class PromptGroups:
@@ -219,7 +225,7 @@ class PromptGroups:
 
     def __init__(self, measure: Measure, grouped: bool = True, seed: int = 0):
         self.measure, self.seed = measure, seed
-        self.grouped = grouped and any(one.interval for one in measure.variables.values())
+        self.grouped = grouped and any(variable.interval for variable in measure.variables.values())
         self.size = 1  # prompts in a group
         self._sums: dict[int, Sums] = {}
 
@@ -227,7 +233,7 @@ class PromptGroups:
         """Return the sums of the group that a prompt belongs to."""
         while self.grouped and self.size < prompts_per_group(prompt + 1):
             pairs = groupby(sorted(self._sums), lambda group: group // 2)
-            self._sums = {pair: total([self._sums[one] for one in both]) for pair, both in pairs}
+            self._sums = {pair: total([self._sums[number] for number in numbers]) for pair, numbers in pairs}
             self.size *= 2
         group = prompt // self.size if self.grouped else 0
         if group not in self._sums:
@@ -247,15 +253,15 @@ class PromptGroups:
         """
         parts = self.parts
         data = self.measure.describe(self.measure.of_sums(total(parts)))
-        names = [name for name, one in self.measure.variables.items() if one.interval and name in data]
+        names = [name for name, variable in self.measure.variables.items() if variable.interval and name in data]
         if not names:
             return data
         if len(parts) < FEWEST:
             return data.assign({name: data[name].expand_dims(group=[ALL]) for name in names})
         without = [self.measure.of_sums(total([*parts[:n], *parts[n + 1 :]]).without_rows()) for n in range(len(parts))]
         undefined = xr.full_like(data[names], np.nan, float)  # what only the prompts of the group left out have
-        without = [undefined.assign(one[[name for name in names if name in one]]) for one in without]
-        without = [one[names].reindex_like(data[names]) for one in without]
+        without = [undefined.assign(dataset[[name for name in names if name in dataset]]) for dataset in without]
+        without = [dataset[names].reindex_like(data[names]) for dataset in without]
         groups = xr.concat([data[names], *without], "group", data_vars="all", combine_attrs="override")
         sizes = np.array([len(part.lengths) for part in parts])
         shares = ("group", [np.nan, *sizes / sizes.sum()])

@@ -50,25 +50,25 @@ def _of_chance(result: Any) -> str:
 
 def _trajectories(result: Any) -> go.Figure:
     """Draw the last tokens of the first prompt in their top two principal components."""
-    shown, score = drawn_models(result), result.numbers("line_shape_score")
-    scores = (score.value, *(each[0] for each in score.by_null.values()))
-    titles = [f"{side}: line-shape score {one:.2f}" for (side, *_), one in zip(shown, scores, strict=True)]
-    panels, rest = Panels(titles, columns=len(shown), row_height=320), result.trained.sizes["state"] - 1
-    for number, (_, data, _) in enumerate(shown):
+    models, score = drawn_models(result), result.numbers("line_shape_score")
+    scores = (score.value, *(values[0] for values in score.by_null.values()))
+    titles = [f"{label}: line-shape score {value:.2f}" for (label, *_), value in zip(models, scores, strict=True)]
+    panels, n_blocks = Panels(titles, columns=len(models), row_height=320), result.trained.sizes["state"] - 1
+    for number, (_, data, _) in enumerate(models):
         first = data.isel(prompt=0)
         paths = first["trajectory"].dropna("position")
         for place, position in enumerate(paths["position"].values[-_MOST_TOKENS:]):
             x, y = paths.sel(position=position).transpose("component", "state").values
             colour = COLOURS[place % len(COLOURS)]
-            marker = {"size": [7] + [4] * rest, "color": ["white"] + [colour] * rest}
-            marker["line"] = {"color": "black", "width": [1] + [0] * rest}
+            marker = {"size": [7] + [4] * n_blocks, "color": ["white"] + [colour] * n_blocks}
+            marker["line"] = {"color": "black", "width": [1] + [0] * n_blocks}
             states = [f"x{state}" for state in paths["state"].values]
-            more = {"mode": "lines+markers", "marker": marker, "text": states, "showlegend": False}
-            panels.add(number, line(x, y, f"token {position}", colour, width=1.0, **more))
+            style = {"mode": "lines+markers", "marker": marker, "text": states, "showlegend": False}
+            panels.add(number, line(x, y, f"token {position}", colour, width=1.0, **style))
         for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
             share = float(first["trajectory_explained"].values[axis])
             update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    subtitle = f"x0 (white) to x{rest}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
+    subtitle = f"x0 (white) to x{n_blocks}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
     return panels.titled(f"Trajectories through the layers · {model_label(result.trained)}", subtitle)
 
 
@@ -130,8 +130,8 @@ class JacobianMeasure(Measure):
     def by_k(self, pairs: Pairs, version: str, bases: Side) -> Float[np.ndarray, "k first other"]:
         """Return the coupling at every k, NaN on the diagonal: a Jacobian couples with itself by definition."""
         norm, signed = _VERSIONS[version]
-        found = np.stack([_as_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
-        return found if bases == "chance" else np.where(np.eye(found.shape[-1], dtype=bool), np.nan, found)
+        coupling = np.stack([_as_numpy(pairs.coupling(k, norm, bases, signed=signed)) for k in self.ks])
+        return coupling if bases == "chance" else np.where(np.eye(coupling.shape[-1], dtype=bool), np.nan, coupling)
 
 
 def _as_numpy(x: Tensor) -> np.ndarray:
@@ -251,13 +251,13 @@ class Coupling(JacobianMeasure):
 
         def one_prompt(prompt: int) -> xr.Dataset:
             ids = run.tokens[prompt]
-            streams, found = residual_streams(run.session, ids), []
+            streams, datasets = residual_streams(run.session, ids), []
             for token in tokens:  # the Jacobians of one token are held at a time
                 jacobians = self.jacobians(run, ids, token, token, streams)
                 pairs, sides = self.pairs(run, jacobians), get_args(Side)[:2]  # aligned, swapped
                 couplings = [[self.by_k(pairs, version, side) for side in sides] for version in _VERSIONS]
                 negative = np.stack([_as_numpy(pairs.negative_share(k)) for k in self.ks])
-                chance = np.stack([self.by_k(pairs, one, "chance") for one in _VERSIONS])
+                chance = np.stack([self.by_k(pairs, version, "chance") for version in _VERSIONS])
                 negative = np.where(np.eye(len(jacobians), dtype=bool), np.nan, negative)
                 arrays = {
                     "coupling": (("version", "bases", "k", "layer", "layer_2"), np.stack(couplings)),
@@ -271,24 +271,24 @@ class Coupling(JacobianMeasure):
                         x = x + jacobian.matvec(x[:, None])[:, 0]
                     arrays["linearisation"] = ((), torch.cosine_similarity(double(x), last, dim=0).item())
                 labels = {"version": list(_VERSIONS), "bases": list(sides), "k": self.ks}
-                found.append(xr.Dataset(arrays, {**labels, "layer": layers, "layer_2": layers}))
+                datasets.append(xr.Dataset(arrays, {**labels, "layer": layers, "layer_2": layers}))
             # every token's path; the plane and the mean leave the first out, whose norm would dominate both as a sink's
             paths = streams.transpose(0, 1)
             fit, logs, plane = growth_fit(paths), double(paths).norm(dim=-1).log(), principal_trajectories(paths[1:])
             states = torch.arange(len(streams), dtype=DOUBLE, device=fit.slope.device)
             lines = fit.intercept[:, None] + fit.slope[:, None] * states
             curves = torch.stack([logs[1:].mean(0), lines[1:].mean(0), logs[0]])
-            shown = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
+            trajectories = torch.nn.functional.pad(plane.coordinates, (0, 0, 0, 0, 1, 0), value=torch.nan)
             numbers = {"line_shape_score": line_shape_score(paths), "expodistance": expodistance(paths)}
             # the median: expodistance has no mean where a norm hardly grows
-            medians = {name: np.nanmedian(_as_numpy(one)) for name, one in {**numbers, "growth_r2": fit.r2}.items()}
+            medians = {name: np.nanmedian(_as_numpy(score)) for name, score in {**numbers, "growth_r2": fit.r2}.items()}
             of_paths = {
                 "log_norm": (("curve", "state"), _as_numpy(curves)),
-                "trajectory": (("position", "state", "component"), _as_numpy(shown)),
+                "trajectory": (("position", "state", "component"), _as_numpy(trajectories)),
                 "trajectory_explained": ("component", _as_numpy(plane.explained)),
             }
             labels = {"curve": list(_CURVES), "position": np.arange(len(paths)), "state": np.arange(len(streams))}
-            jacobians = xr.concat(found, dim="token").assign_coords(token=tokens)
+            jacobians = xr.concat(datasets, dim="token").assign_coords(token=tokens)
             return jacobians.merge(xr.Dataset({**medians, **of_paths}, labels))
 
         data = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
@@ -303,18 +303,18 @@ class Coupling(JacobianMeasure):
         sentences = []
         for k in numbers.data["k"].values:
             coupling, chance = numbers("coupling", k=k), numbers("chance", k=k).plain
-            told = (
+            sentence = (
                 f"Top-{k} coupling over pairs of layers is {coupling:.3f}; random bases with the same spectra reach "
                 f"{chance:.3f}."
             )
             if coupling:
                 signed, swapped = numbers("coupling", k=k, version="signed"), numbers("coupling", k=k, bases="swapped")
-                told += (
+                sentence += (
                     f" With the signs of A it is {signed:.3f}: {numbers('negative_share', k=k):.0%} of the diagonal "
                     "of A "
                     f"is negative, half would be by chance. With left and right vectors swapped it is {swapped:.3f}."
                 )
-            sentences.append(told)
+            sentences.append(sentence)
         sentences.append(
             f"A token's path through the layers is {numbers('line_shape_score'):.2f} times as long as the straight "
             "line "

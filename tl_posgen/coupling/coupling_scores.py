@@ -59,19 +59,21 @@ _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
 
 def _scatter(result: Any) -> go.Figure:
     """Draw the score against every quantity, a row each: a point a model."""
-    shown, score, titles = drawn_models(result), plain(result.measure.score), []
+    models, score, titles = drawn_models(result), plain(result.measure.score), []
     r = {name: result.measure.r(result.numbers, name) for name in LABELS}
-    for one in r.values():
-        for (side, *_), number in zip(shown, (one, *(Number(each[0]) for each in one.by_null.values())), strict=True):
+    for r_trained in r.values():
+        for (side, *_), number in zip(
+            models, (r_trained, *(Number(values[0]) for values in r_trained.by_null.values())), strict=True
+        ):
             titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
-    panels = Panels(titles, columns=len(shown), row_height=260, shared_yaxes="rows")
-    for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), shown)):
-        found, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
-        points = go.Scatter(x=found["value"].values, y=data["score"].values, text=[*names], showlegend=False)
-        points.update(mode="markers", error_x=error_bars(*(found[end].values for end in ENDS)))
+    panels = Panels(titles, columns=len(models), row_height=260, shared_yaxes="rows")
+    for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), models)):
+        intervals, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
+        points = go.Scatter(x=intervals["value"].values, y=data["score"].values, text=[*names], showlegend=False)
+        points.update(mode="markers", error_x=error_bars(*(intervals[end].values for end in ENDS)))
         points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
         panels.add(place, points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>"))
-        row, column = divmod(place, len(shown))
+        row, column = divmod(place, len(models))
         panels.figure.update_xaxes(title_text=label, row=row + 1, col=column + 1)
     panels.figure.update_yaxes(title_text=score, col=1)
     panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
@@ -127,7 +129,7 @@ class CouplingScores(Measure):
     figures = {
         "scatter": _scatter,
         "width": lines(
-            {"": [(words, "width_coupling", {"norm": norm}) for norm, words in _NORM_WORDS.items()]},
+            {"": [(label, "width_coupling", {"norm": norm}) for norm, label in _NORM_WORDS.items()]},
             "width",
             title="Coupling of random Jacobians by width",
             subtitle="independent Gaussian matrices, K a share of d: with the trace normalisation width makes coupling",
@@ -137,19 +139,19 @@ class CouplingScores(Measure):
     }
 
     def _over_models(
-        self, numbers: Numbers, of: Callable[..., Correlation], *names: str, least: int = _FEWEST
+        self, numbers: Numbers, function: Callable[..., Correlation], *names: str, least: int = _FEWEST
     ) -> Number:
         """Return what a function of columns over models gives, with its interval, and in the null models: columns of
         quantities, ln sizes, the score. NaN of fewer models, and where one has no value."""
-        given = [numbers.array("measured", quantity=one) if one in LABELS else numbers.array(one) for one in names]
-        found = []
+        arrays = [numbers.array("measured", quantity=name) if name in LABELS else numbers.array(name) for name in names]
+        correlations = []
         for init in [TRAINED, *numbers.nulls]:
-            columns = [torch.tensor(mean_of(at_init(one, init)).values.astype(float)) for one in given]
+            columns = [torch.tensor(mean_of(at_init(array, init)).values.astype(float)) for array in arrays]
             columns = [x.log() if name in SIZES else x for name, x in zip(names, columns, strict=True)]
-            known = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
-            found.append(of(*columns) if known else (np.nan, np.nan, np.nan))
-        (value, low, high), *nulls = found
-        return Number(value, low, high, grouped(numbers.nulls, [one[0] for one in nulls]))
+            defined = len(columns[0]) >= least and all(bool(x.isfinite().all()) for x in columns)
+            correlations.append(function(*columns) if defined else (np.nan, np.nan, np.nan))
+        (value, low, high), *nulls = correlations
+        return Number(value, low, high, grouped(numbers.nulls, [null[0] for null in nulls]))
 
     def r(self, numbers: Numbers, name: str) -> Number:
         """Return Pearson's r over models of a quantity, or of ln size, with the score, with Fisher's interval."""
@@ -189,8 +191,8 @@ class CouplingScores(Measure):
     def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
         if r := self.r(numbers, "coupling"):
-            given = self.given_sizes(numbers, "coupling")
-            held = f"; given width and size {given:.3f}" if given else ""
+            r_given_sizes = self.given_sizes(numbers, "coupling")
+            held = f"; given width and size {r_given_sizes:.3f}" if r_given_sizes else ""
             n_models = numbers.data.sizes["model_name"]
             sentences.append(
                 f"Top-{self.k} coupling and {self.score} correlate at r = {r:.3f} over {n_models} models{held}."
@@ -198,13 +200,13 @@ class CouplingScores(Measure):
             excesses = {size: self.excess(numbers, size) for size in SIZES}
             if not any(excesses.values()):
                 sentences.append("Nothing is compared with: all models have one width, depth and number of parameters.")
-            for size, one in excesses.items():
-                if one:
-                    verb = "beats" if one.low > 0 else "is beaten by" if one.high < 0 else "is not told from"
+            for size, excess in excesses.items():
+                if excess:
+                    verb = "beats" if excess.low > 0 else "is beaten by" if excess.high < 0 else "is not told from"
                     sentences.append(
                         f"{_SIZE_WORDS[size].capitalize()} correlates with {self.score} at r = "
                         f"{self.r(numbers, size).with_interval:.2f}: coupling {verb} it, |r| of "
-                        f"coupling {one:+.2f}."
+                        f"coupling {excess:+.2f}."
                     )
         if missing := self.not_computed(numbers):
             sentences.append(f"Not computed: {'; '.join(missing)}.")
@@ -222,12 +224,13 @@ class CouplingScores(Measure):
         much coupling's is more."""
         nothing = [Number(np.nan)]
         columns = {
-            "r": [self.r(numbers, one) for one in (*LABELS, *SIZES)],
-            "given size": [self.given_sizes(numbers, one) for one in LABELS] + nothing * len(SIZES),
-            "excess": nothing * len(LABELS) + [self.excess(numbers, one) for one in SIZES],
+            "r": [self.r(numbers, name) for name in (*LABELS, *SIZES)],
+            "given size": [self.given_sizes(numbers, name) for name in LABELS] + nothing * len(SIZES),
+            "excess": nothing * len(LABELS) + [self.excess(numbers, size) for size in SIZES],
         }
         cells = {
-            name: [f"{one.with_interval:.3f}" if one else "-" for one in all_of] for name, all_of in columns.items()
+            name: [f"{number.with_interval:.3f}" if number else "-" for number in column]
+            for name, column in columns.items()
         }
         return pd.DataFrame({"quantity": [*LABELS, *(f"ln {name}" for name in SIZES)], **cells})
 
@@ -284,7 +287,7 @@ def coupling_scores(
     """
     require("tokenizer", tokenizer, str | os.PathLike | None)
     measure = CouplingScores(k=k, score=score, widths=widths)
-    table, asked, seed = score_table(scores, score), seeds_by_kind(null_seeds, shuffled_seeds), check_seed(seed)
+    table, seeds, seed = score_table(scores, score), seeds_by_kind(null_seeds, shuffled_seeds), check_seed(seed)
     check_counts(length, n_prompts)
     random = width_alone(widths)
     by_width = xr.Dataset(
@@ -292,39 +295,39 @@ def coupling_scores(
         {"norm": list(NORMS), "width": list(widths)},
     )
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    cut |= {"seed": seed, "null_seeds": {SHUFFLED: [0] if asked.get(RANDOM_INIT) else [], **asked}}
+    cut |= {"seed": seed, "null_seeds": {SHUFFLED: [0] if seeds.get(RANDOM_INIT) else [], **seeds}}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)
-        each = [Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut) for model in models]
+        results = [Coupling(k=k)(model, prompts, keep=parts, progress=False, **cut) for model in models]
 
-    def measured(found: Result, init: str) -> dict[str, Number]:
-        numbers = Numbers(found.measure, found.sel(init=init))
+    def measured(result: Result, init: str) -> dict[str, Number]:
+        numbers = Numbers(result.measure, result.sel(init=init))
         return {name: numbers("coupling", version=name) if name == "trace" else numbers(name) for name in LABELS}
 
-    sizes = pd.DataFrame([found.trained.attrs for found in each], columns=list(SIZES))
+    sizes = pd.DataFrame([result.trained.attrs for result in results], columns=list(SIZES))
     sides = {
-        init: dataset_of(table, [measured(found, init) for found in each], sizes, score)
-        for init in (TRAINED, *each[0].numbers.nulls)
+        init: dataset_of(table, [measured(result, init) for result in results], sizes, score)
+        for init in (TRAINED, *results[0].numbers.nulls)
     }
     sides[TRAINED] = sides[TRAINED].merge(by_width, combine_attrs="override")
     label = counted(len(table), "model")
-    dataset = joined(measure, sides, [label, *map(null_label, each[0].numbers.nulls)])
-    shared = {name: each[-1].provenance[name] for name in _SHARED if name in each[-1].provenance}
+    dataset = joined(measure, sides, [label, *map(null_label, results[0].numbers.nulls)])
+    shared = {name: results[-1].provenance[name] for name in _SHARED if name in results[-1].provenance}
     shared |= text_provenance(prompts, length, n_prompts, consecutive)
-    own = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
-    return Result(measure, dataset, shared | own)
+    settings = {"model": label, "models": table["model"].tolist(), "score": score, "k": k, "options": measure.options()}
+    return Result(measure, dataset, shared | settings)
 
 
 def dataset_of(
     table: pd.DataFrame, measured: Sequence[Mapping[str, Number]], sizes: pd.DataFrame, score: str
 ) -> xr.Dataset:
     """Return the quantities of all models, their scores and sizes; sizes in the table count before the models' own."""
-    known = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
-    values = [[[getattr(one[name], end) for one in measured] for name in LABELS] for end in ENDS]
+    size_columns = {name: (table if name in table else sizes)[name].to_numpy(float) for name in SIZES}
+    values = [[[getattr(numbers[name], end) for numbers in measured] for name in LABELS] for end in ENDS]
     short = [Path(name).name for name in table["model"]]
     names = short if len(set(short)) == len(short) else table["model"].tolist()
-    columns = {"score": table[score].to_numpy(float), **known}
+    columns = {"score": table[score].to_numpy(float), **size_columns}
     arrays = {"measured": (("end", "quantity", "model_name"), values)}
     arrays |= {name: ("model_name", column) for name, column in columns.items()}
     return xr.Dataset(arrays, {"model_name": names, "quantity": list(LABELS), "end": list(ENDS)})
@@ -342,12 +345,12 @@ def score_table(scores: str | os.PathLike | pd.DataFrame, score: str = "score") 
             raise InputError(f"{scores}: no such file; give a CSV with columns model and score")
         try:
             # blank lines are kept at first, so that every row knows its line
-            read = pd.read_csv(scores, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
+            cells = pd.read_csv(scores, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True)
         except (ValueError, OSError) as error:
             raise InputError(f"{scores}: not a CSV table ({str(error).strip()})") from error
-        if not isinstance(read.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
+        if not isinstance(cells.index, pd.RangeIndex):  # pandas makes surplus leading cells the index
             raise InputError(f"{scores}: rows have more cells than there are columns; name every column")
-        table, where = pd.DataFrame(read[(read != "").any(axis=1)]), str(scores)
+        table, where = pd.DataFrame(cells[(cells != "").any(axis=1)]), str(scores)
     missing = [column for column in ("model", score) if column not in table]
     if missing:
         raise InputError(f"{where} has no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")

@@ -90,11 +90,11 @@ class ResidualJacobian:
             raise InputError(f"k = {k} singular vectors of a Jacobian of d_model {self.d_model}; choose 1 to d_model")
         if (k, dense_up_to) not in self._triplets:
             if self.d_model <= dense_up_to:
-                found = dense_triplets(self.dense(), k)
+                triplets = dense_triplets(self.dense(), k)
             else:
                 shape, dtype = (self.d_model, self.d_model), self._leaf.dtype
-                found = lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=dtype, device=self.home)
-            self._triplets[k, dense_up_to] = found
+                triplets = lanczos_triplets(self.matvec, self.rmatvec, shape, k, dtype=dtype, device=self.home)
+            self._triplets[k, dense_up_to] = triplets
         return self._triplets[k, dense_up_to]
 
     def _product(self, output: Tensor, argument: Tensor, columns: Tensor) -> Tensor:
@@ -183,9 +183,9 @@ def residual_jacobians(
     require("dense_up_to", dense_up_to, int)
     session = session_of(model)
     model = session.model
-    kernel, [ids, *others] = session.backend.attention_kernel(), [row for batch in given_ids(tokens) for row in batch]
-    if others:
-        raise InputError(f"tokens of {1 + len(others)} prompts: give the token ids [pos] of one")
+    kernel, [ids, *surplus] = session.backend.attention_kernel(), [row for batch in given_ids(tokens) for row in batch]
+    if surplus:
+        raise InputError(f"tokens of {1 + len(surplus)} prompts: give the token ids [pos] of one")
     check_ids(session, ids)
     n_tokens, target = len(ids), source if target is None else target
     for name, token in (("source", source), ("target", target)):
@@ -202,7 +202,7 @@ def residual_jacobians(
     tokens = torch.tensor(ids)
     streams = residual_streams(session, tokens) if streams is None else streams
     home, tokens, context = streams.device, tokens.to(model.cfg.device), session.backend.context()
-    found: dict[int, ResidualJacobian] = {}
+    jacobians: dict[int, ResidualJacobian] = {}
     cut: list[tuple[str, Any]] = []  # hooks of the tokens between, of the source's pass, and of the target's
     at_source: list[tuple[str, Any]] = []
     at_target: list[tuple[str, Any]] = []
@@ -222,9 +222,9 @@ def residual_jacobians(
             # a target that does not see the source does not depend on it
             output = x[0, -1] if x.requires_grad else x[0, -1] + 0 * attention.leaf.sum().to(x.device)
             touched = len({source, target}) if attention.active else target + 1
-            found[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, output)
+            jacobians[layer] = ResidualJacobian(layer, source, target, touched, home, attention.leaf, output)
             if model.cfg.d_model <= dense_up_to:
-                found[layer].dense()
+                jacobians[layer].dense()
                 attention.leaf = None
 
         def forget(x: Tensor, hook: Any, layer: int = layer) -> None:
@@ -244,7 +244,7 @@ def residual_jacobians(
                     context.extend(tokens[source + 1 :][start:stop])
         with model.hooks(fwd_hooks=[*(cut if source < target else at_source), *at_target]):
             context.extend(tokens[target : target + 1])
-    for layer, jacobian in found.items():
+    for layer, jacobian in jacobians.items():
         expected = streams[layer + 1, target]
         error = (jacobian._output.detach().to(home) - expected).norm() / expected.norm()
         if not error <= 1e-3:
@@ -253,7 +253,7 @@ def residual_jacobians(
                 "norm from the pass over the whole prompt, so the model does not keep its context in keys and values "
                 "alone"
             )
-    return [found[layer] for layer in layers]
+    return [jacobians[layer] for layer in layers]
 
 
 def _pieces(n_tokens: int, n_keys: int | None = None) -> Sequence[tuple[int, int]]:

@@ -89,8 +89,8 @@ class TokenCoupling(JacobianMeasure):
     figures = {
         "layers": lines(
             {
-                words: [(name, variable, {"kind": kind}) for variable, name in _DRAWN.items()]
-                for kind, words in KINDS.items()
+                title: [(name, variable, {"kind": kind}) for variable, name in _DRAWN.items()]
+                for kind, title in KINDS.items()
             },
             title="Coupling of tokens",
             subtitle="mean over pairs of tokens, top K",
@@ -125,34 +125,36 @@ class TokenCoupling(JacobianMeasure):
                 "same_input": [between(tokens[0], target) for target in tokens],
                 "same_output": [between(source, tokens[-1]) for source in tokens],
             }
-            layers = [[self.pairs(run, one) for one in zip(*of_kind, strict=True)] for of_kind in members.values()]
+            by_kind = [
+                [self.pairs(run, jacobians) for jacobians in zip(*of_kind, strict=True)] for of_kind in members.values()
+            ]
             couplings, chances = (
-                np.stack([np.stack([self.by_k(pairs, "absolute", bases) for pairs in found], 1) for found in layers])
+                np.stack([np.stack([self.by_k(pairs, "absolute", bases) for pairs in layers], 1) for layers in by_kind])
                 for bases in ("aligned", "chance")
             )
-            sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in found] for found in layers])
-            known = (sizes > 0)[:, None, ..., None]  # a token outside the layer's window has no Jacobian
-            couplings = np.where(known & known.swapaxes(-1, -2), couplings, np.nan)
-            chances = np.where(known, chances, np.nan).mean(-1)
+            sizes = np.stack([[pairs.values[:, 0].cpu().numpy() for pairs in layers] for layers in by_kind])
+            has_jacobian = (sizes > 0)[:, None, ..., None]  # a token outside the layer's window has no Jacobian
+            couplings = np.where(has_jacobian & has_jacobian.swapaxes(-1, -2), couplings, np.nan)
+            chances = np.where(has_jacobian, chances, np.nan).mean(-1)
             labels = {"kind": list(members), "k": self.ks, "layer": chosen_layers, "token": tokens, "token_2": tokens}
             dims = ("kind", "k", "layer", "token")
             return xr.Dataset({"coupling": ((*dims, "token_2"), couplings), "chance": (dims, chances)}, labels)
 
-        found = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
-        return found.assign({name: found[name].transpose(*one.dims) for name, one in self.variables.items()})
+        data = run.grid(one_prompt, pure=True, prompt=range(len(run.rows)))
+        return data.assign({name: data[name].transpose(*variable.dims) for name, variable in self.variables.items()})
 
     def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
         for k in numbers.data["k"].values:
-            parts = []
+            phrases = []
             for kind in KINDS:
                 coupling, chance = (numbers(name, kind=kind, k=k) for name in ("coupling", "chance"))
-                beside = in_brackets(f"{coupling.null:.3f}", f"random bases {chance.plain:.3f}")
-                parts.append(f"{kind.replace('_', ' ')} {coupling.with_interval:.3f}{beside}")
+                bracketed = in_brackets(f"{coupling.null:.3f}", f"random bases {chance.plain:.3f}")
+                phrases.append(f"{kind.replace('_', ' ')} {coupling.with_interval:.3f}{bracketed}")
             n_tokens = numbers.data.sizes["token"]
-            sentences.append(f"Top-{k} coupling over pairs of {n_tokens} tokens within layers: {'; '.join(parts)}.")
-        unknown = numbers.data["chance"].isnull()
-        if n_layers := int(unknown.any([dim for dim in unknown.dims if dim != "layer"]).sum()):
+            sentences.append(f"Top-{k} coupling over pairs of {n_tokens} tokens within layers: {'; '.join(phrases)}.")
+        undefined = numbers.data["chance"].isnull()
+        if n_layers := int(undefined.any([dim for dim in undefined.dims if dim != "layer"]).sum()):
             sentences.append(
                 f"In {counted(n_layers, 'layer')} some tokens get no attention of others, by a window or as it "
                 "underflowed to 0, and their Jacobian is zero: those pairs are left out."
@@ -164,7 +166,7 @@ class TokenCoupling(JacobianMeasure):
         rows = []
         for k in numbers.data["k"].values:
             row: dict[str, Any] = {"K": k}
-            for kind, (name, words) in product(KINDS, {"coupling": "", "chance": " random bases"}.items()):
-                row[kind.replace("_", " ") + words] = f"{numbers(name, kind=kind, k=k).with_interval:.3f}"
+            for kind, (name, suffix) in product(KINDS, {"coupling": "", "chance": " random bases"}.items()):
+                row[kind.replace("_", " ") + suffix] = f"{numbers(name, kind=kind, k=k).with_interval:.3f}"
             rows.append(row)
         return pd.DataFrame(rows)

@@ -71,22 +71,22 @@ def ablate_heads(
         length = session.limit.cut(LENGTH) if length is None else length
         text = bundled_text() if reference is None else reference
         tokens = torch.stack(list(spread(to_prompts(session, text, length), n_prompts)))
-        kept: dict[int, list[Tensor]] = {layer: [] for layer in selected}
+        recorded: dict[int, list[Tensor]] = {layer: [] for layer in selected}
 
         def add(layer: int, z: Tensor, hook: object) -> None:
             of_heads = z.detach().flatten(2).unflatten(-1, (n_heads[layer], -1))
-            kept[layer].append((double(of_heads).mean(1, keepdim=True) if how == "mean" else of_heads).cpu())
+            recorded[layer].append((double(of_heads).mean(1, keepdim=True) if how == "mean" else of_heads).cpu())
 
         token_losses(session, tokens, [(_name_of(layer), partial(add, layer)) for layer in selected])
-        if silent := [layer for layer, seen in kept.items() if not seen]:
+        if silent := [layer for layer, seen in recorded.items() if not seen]:
             name = _name_of(silent[0])
             raise UnsupportedModelError(f"layer {silent[0]}: {name} did not fire, so no head can be ablated")
-        outputs = {layer: torch.cat(seen) for layer, seen in kept.items()}
+        outputs = {layer: torch.cat(seen) for layer, seen in recorded.items()}
         if how == "mean":
             outputs = {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()}
 
     def edit(layer: int, z: Tensor, hook: object) -> Tensor:
-        some, written = selected[layer], outputs[layer]
+        chosen, written = selected[layer], outputs[layer]
         if how == "resample":
             require_places(layer, z.shape[1])
             if z.shape[1] > written.shape[1]:
@@ -96,7 +96,7 @@ def ablate_heads(
             rows = torch.randint(len(written), (len(z),), generator=torch.Generator().manual_seed(seed))
             written = written[rows, : z.shape[1]]
         of_heads = z.flatten(2).unflatten(-1, (n_heads[layer], -1)).clone()
-        of_heads[:, :, some] = written[:, :, some].to(of_heads)
+        of_heads[:, :, chosen] = written[:, :, chosen].to(of_heads)
         return of_heads.reshape(z.shape)
 
     return [(_name_of(layer), partial(edit, layer)) for layer in selected]

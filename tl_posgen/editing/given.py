@@ -101,43 +101,45 @@ def added_hooks(session: Session) -> list[str]:
 def _added_hooks(points: Mapping[str, Any]) -> dict[int, tuple[Callable[..., Any], list[str]]]:
     """Return each function that is added to the model with its hook points, TransformerLens' own, which keep a cache,
     left out. A function at several points is a filter's."""
-    found: dict[int, tuple[Callable[..., Any], list[str]]] = {}
+    hooks: dict[int, tuple[Callable[..., Any], list[str]]] = {}
     for name, point in {id(point): (name, point) for name, point in points.items()}.values():
         for handle in point.fwd_hooks:
             hook = getattr(handle, "user_hook", handle)
             if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("transformer_lens."):
-                found.setdefault(id(hook), (hook, []))[1].append(name)
-    return found
+                hooks.setdefault(id(hook), (hook, []))[1].append(name)
+    return hooks
 
 
 def _require_firing(session: Session, places: Sequence[Sequence[str]]) -> set[str]:
     """Return which of these hook points do not fire while the model reads a few random tokens, without any hook of the
     user's; InputError where those of one hook are all such. Those of single experts fire where a token goes there."""
     points = session.model.hook_dict
-    asked = {name: points[name] for some in places for name in some if ".experts." not in name}
-    if not asked:
+    expected = {name: points[name] for names in places for name in names if ".experts." not in name}
+    if not expected:
         return set()
     session.layers()
     tokens, fired = session.backend.some_tokens(N_TOKENS), set[int]()
     with torch.no_grad(), streaming_by_policy(session, N_TOKENS), ExitStack() as stack:
         stack.enter_context(session.exclusive("hooks"))
         stack.enter_context(without_hooks(session.model))
-        for point in {id(point): point for point in asked.values()}.values():
+        for point in {id(point): point for point in expected.values()}.values():
             stack.callback(point.register_forward_hook(lambda module, *_: fired.add(id(module))).remove)
         session.backend.model(tokens, return_type=None, **session.backend.options(tokens))
-    silent = {name for name, point in asked.items() if id(point) not in fired}
-    for some in places:
-        if silent.issuperset(some):
-            switch = next((one for end, one in _SWITCHES.items() if some[0].endswith(end)), None)
+    silent = {name for name, point in expected.items() if id(point) not in fired}
+    for names in places:
+        if silent.issuperset(names):
+            switch = next((method for end, method in _SWITCHES.items() if names[0].endswith(end)), None)
             remedy = f"model.{switch}(True) makes it fire" if switch else "choose another of model.hook_dict"
-            more = f", nor do {len(some) - 1} others that the hook is at" if len(some) > 1 else ""
-            raise InputError(f"{some[0]} does not fire in this model{more}, so its hook would change nothing; {remedy}")
+            more = f", nor do {len(names) - 1} others that the hook is at" if len(names) > 1 else ""
+            raise InputError(
+                f"{names[0]} does not fire in this model{more}, so its hook would change nothing; {remedy}"
+            )
     return silent
 
 
-def _name_of(thing: Any) -> str:
+def _name_of(name_or_function: Any) -> str:
     """Return a name as it is, or the name of a function."""
-    if isinstance(thing, str):
-        return thing
-    inner = getattr(thing, "func", thing)  # of a functools.partial
+    if isinstance(name_or_function, str):
+        return name_or_function
+    inner = getattr(name_or_function, "func", name_or_function)  # of a functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__name__)).replace("<locals>.", "")

@@ -126,22 +126,22 @@ class LayerEdit:
     def _to_prove_as(self) -> int | None:
         """Return the number of the hook that was added, where no pass since then was proved; None also where the
         model's own scores of these heads are not to be had, as a hook before this one may have edited them."""
-        for number, other in self._score_hooks():
-            if other is self:
+        for number, edit in self._score_hooks():
+            if edit is self:
                 return None if number == self.proved_as else number
-            if other is None or {*other.heads} & {*self.heads}:
+            if edit is None or {*edit.heads} & {*self.heads}:
                 return None
         return None
 
     def require_first(self) -> None:
         """Refuse new scores of heads for which an edit before this one in the pass made new scores, which they would
         undo."""
-        edits = [other for _, other in self._score_hooks()]
-        for other in edits[: edits.index(self)]:
-            if other is not None and other.makes_scores and ({*other.heads} & {*self.heads}):
-                head = head_name(self.probed.geometry.layer, min({*other.heads} & {*self.heads}))
+        edits = [edit for _, edit in self._score_hooks()]
+        for earlier in edits[: edits.index(self)]:
+            if earlier is not None and earlier.makes_scores and ({*earlier.heads} & {*self.heads}):
+                head = head_name(self.probed.geometry.layer, min({*earlier.heads} & {*self.heads}))
                 raise InputError(
-                    f"{head}: {other} makes new scores, and {self} after it would undo them; give one of them, each "
+                    f"{head}: {earlier} makes new scores, and {self} after it would undo them; give one of them, each "
                     "its own heads, or as the second a RowByRow(.., with_own=True), which is given those of the first"
                 )
 
@@ -202,13 +202,13 @@ class LayerEdit:
             )
             for row, span in enumerate(spans)
         ]
-        at = self.session.positions
-        if at is not None and (cached or any(span.stop - span.start > len(at) for span in spans)):
+        positions = self.session.positions
+        if positions is not None and (cached or any(span.stop - span.start > len(positions) for span in spans)):
             raise InputError(
-                f"{seen}, and {len(at)} tokens stand at other positions; give prompts of no more tokens, "
+                f"{seen}, and {len(positions)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
-        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, self._to_prove_as(), at)
+        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, self._to_prove_as(), positions)
 
 
 @dataclass(frozen=True)
@@ -233,24 +233,26 @@ class _PassEdit:
     to_prove_as: int | None
     positions: Real[Tensor, " pos"] | None = None
 
-    def __call__(self, own: Float[Tensor, "batch head row key"], stop: int) -> Float[Tensor, "batch head row key"]:
+    def __call__(
+        self, own_scores: Float[Tensor, "batch head row key"], stop: int
+    ) -> Float[Tensor, "batch head row key"]:
         """Return the scores of some queries, the last of which has its own key at stop - 1, new in the chosen heads
         where a key is visible.
 
         Args:
-            own: the pass's, over the last of the keys before `stop`.
+            own_scores: the pass's, over the last of the keys before `stop`.
         """
-        scores_of, (n_rows, n_own) = self.edit.scores_of, own.shape[-2:]
+        scores_of, (n_rows, n_keys) = self.edit.scores_of, own_scores.shape[-2:]
         stop += self.before
         start = stop - n_rows
-        edited = pad(own, (stop - n_own, 0), value=-torch.inf) if n_own < stop else own.clone()
-        for prompt, (span, whole) in enumerate(zip(self.spans, self.captures, strict=True)):
+        edited = pad(own_scores, (stop - n_keys, 0), value=-torch.inf) if n_keys < stop else own_scores.clone()
+        for prompt, (span, full_capture) in enumerate(zip(self.spans, self.captures, strict=True)):
             first, last = max(span.start, start), min(span.stop, stop)
             if first >= last:
                 continue  # padding
             rows, keys = slice(first - start, last - start), slice(span.start, last)
-            begin = span.stop - whole.q.shape[1]
-            capture, old = whole.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
+            begin = span.stop - full_capture.q.shape[1]
+            capture, old = full_capture.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
             if self.cached or (self.to_prove_as is not None and prompt == 0 and last == span.stop):
                 self.prove(capture, old)
             if self.positions is not None:
@@ -282,19 +284,19 @@ class _PassEdit:
                 if new.dtype == torch.bool
                 else torch.where(visible, new.to(old), old)
             )
-        return edited[..., -n_own:]
+        return edited[..., -n_keys:]
 
     @torch.no_grad()
     def prove_last_row(self, scores_of_rows: Callable[[int, int], Float[Tensor, "batch head row key"]]) -> None:
         """Prove the last query of the first prompt, for a pass that replaces scores without calling this edit."""
         if self.to_prove_as is not None:
-            span, whole = self.spans[0], self.captures[0]
-            own = scores_of_rows(span.stop - 1, span.stop)[0, :, :, span]
-            self.prove(whole.of_rows(whole.length - 1, whole.length), own)
+            span, full_capture = self.spans[0], self.captures[0]
+            row_scores = scores_of_rows(span.stop - 1, span.stop)[0, :, :, span]
+            self.prove(full_capture.of_rows(full_capture.length - 1, full_capture.length), row_scores)
 
-    def prove(self, capture: LayerCapture, own: Float[Tensor, "head row key"]) -> None:
+    def prove(self, capture: LayerCapture, own_scores: Float[Tensor, "head row key"]) -> None:
         """Refuse scores of the pass that q and k do not give by the geometry that these hooks know."""
-        used = verify_capture(capture, own, None, self.dtype, all_scores=False)
+        used = verify_capture(capture, own_scores, None, self.dtype, all_scores=False)
         if not isinstance(used, EditedCapture):
             self.edit.proved_as = self.edit.proved_as if self.to_prove_as is None else self.to_prove_as
         elif self.cached:  # stored keys that do not give the last query's scores

@@ -47,7 +47,7 @@ class PrintedHooks(HookList):
         points: dict[str, list[str]] = {}
         for point, numbers in layers.items():
             points.setdefault(_layers_in_words(sorted(set(numbers))), []).append(point)
-        places = "; ".join(", ".join(some) + of for of, some in points.items())
+        places = "; ".join(", ".join(names) + of_layers for of_layers, names in points.items())
         return f"{self.call}: {len(self)} hook{'s' * (len(self) != 1)}{' at ' * bool(places)}{places}"
 
 
@@ -58,10 +58,12 @@ def printing_call(function: Callable[_Given, HookList]) -> Callable[_Given, Hook
     @wraps(function)
     def printing(*arguments: _Given.args, **options: _Given.kwargs) -> HookList:
         hooks = function(*arguments, **options)
-        _, *given = signature.bind(*arguments, **options).arguments.items()
-        optional = {name for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY}
-        told = [f"{name}={_told(value)}" if name in optional else _told(value) for name, value in given]
-        call = f"{function.__name__}({', '.join(told)})"
+        _, *named_values = signature.bind(*arguments, **options).arguments.items()
+        optional = {
+            name for name, parameter in signature.parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        printed = [f"{name}={_brief(value)}" if name in optional else _brief(value) for name, value in named_values]
+        call = f"{function.__name__}({', '.join(printed)})"
         for _, hook in hooks:
             owner: Any = getattr(hook, "__self__", None)
             if hasattr(owner, "call"):  # which names it in messages
@@ -80,7 +82,7 @@ def _layers_in_words(layers: list[int]) -> str:
     return f" of layer{'s' * (len(layers) > 1)} {numbers}"
 
 
-def _told(value: Any) -> str:
+def _brief(value: Any) -> str:
     """Return an argument in a few letters."""
     if isinstance(value, Tensor):
         return f"tensor{list(value.shape)}"

@@ -46,9 +46,9 @@ class RowByRow:
     with_own: bool = False
 
     def __call__(
-        self, capture: LayerCapture, own: Float[Tensor, "head query key"] | None = None
+        self, capture: LayerCapture, own_scores: Float[Tensor, "head query key"] | None = None
     ) -> Float[Tensor, "head query key"] | Bool[Tensor, "head query key"]:
-        return self.scores_of(capture, own) if self.with_own else self.scores_of(capture)
+        return self.scores_of(capture, own_scores) if self.with_own else self.scores_of(capture)
 
 
 def scores_of_tokens_at(capture: LayerCapture) -> Float[Tensor, "head query key"]:

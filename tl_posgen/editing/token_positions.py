@@ -48,11 +48,11 @@ def tokens_at(model: Model | Session, positions: Int[Tensor, " pos"]) -> Iterato
     session = session_of(model)
     is_row = isinstance(positions, Tensor) and positions.ndim == 1 and not positions.is_floating_point()
     if not is_row or not (positions.diff(prepend=positions.new_tensor([-1])) > 0).all():
-        given = f"{positions.tolist()[:6]}.." if isinstance(positions, Tensor) else repr(positions)
-        raise InputError(f"positions {given}: give a tensor [pos] of whole numbers that rise from 0 or more")
+        described = f"{positions.tolist()[:6]}.." if isinstance(positions, Tensor) else repr(positions)
+        raise InputError(f"positions {described}: give a tensor [pos] of whole numbers that rise from 0 or more")
     if len(positions) and positions[-1] > MOST:
         raise InputError(f"position {int(positions[-1])}: too far for exact angles; give {MOST:,} at most")
-    encodings = {one.layer: one.encoding for one in geometry_of(session)}
+    encodings = {geometry.layer: geometry.encoding for geometry in geometry_of(session)}
     hooks = _learned_positions(session, positions) if "absolute" in encodings.values() else []
     if moved := [layer for layer, encoding in encodings.items() if encoding in ("rotary", "alibi")]:
         hooks += replace_scores(session, OWN_SCORES, moved)

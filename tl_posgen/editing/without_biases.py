@@ -57,10 +57,10 @@ def without_biases(model: Model | Session, of: Sequence[str] = _SIDES, *, layers
 
     def keep(capture: LayerCapture) -> None:
         """Take biases of a layer, proved."""
-        made, geometry = capture.projections, capture.geometry
-        assert made is not None
-        for side in set(made.biased).intersection(of):
-            bias: Any = getattr(made, f"b_{side}")
+        projections, geometry = capture.projections, capture.geometry
+        assert projections is not None
+        for side in set(projections.biased).intersection(of):
+            bias: Any = getattr(projections, f"b_{side}")
             biases[session.layer(capture.layer).names[side]] = bias, geometry.d_head
 
     with session.exclusive("biases"), without_hooks(session.model):
@@ -70,7 +70,7 @@ def without_biases(model: Model | Session, of: Sequence[str] = _SIDES, *, layers
 
     def take_off(bias: Float[Tensor, "head d_head"], d_head: int, x: Tensor, hook: object) -> Tensor:
         of_heads = x.flatten(2).unflatten(-1, (-1, d_head))
-        each = bias.repeat_interleave(of_heads.shape[2] // len(bias), 0)  # where keys are repeated before their hook
-        return (of_heads - each.to(of_heads)).reshape(x.shape)
+        copies = bias.repeat_interleave(of_heads.shape[2] // len(bias), 0)  # where keys are repeated before their hook
+        return (of_heads - copies.to(of_heads)).reshape(x.shape)
 
-    return [(name, partial(take_off, *one)) for name, one in biases.items()]
+    return [(name, partial(take_off, *bias_and_width)) for name, bias_and_width in biases.items()]

@@ -97,9 +97,9 @@ class FrequencyRule:
             fastest = theta.argsort(descending=True, stable=True)[: int(1 / self.factor * len(theta))]
             turning = torch.zeros_like(theta, dtype=torch.bool).index_fill(0, fastest, value=True)
             return replace(rope, inv_freq=torch.where(turning, theta, 0))
-        given = _one_a_plane(torch.tensor(self.values, dtype=DOUBLE), rope, self.name) if len(self.values) else theta
+        values = _one_a_plane(torch.tensor(self.values, dtype=DOUBLE), rope, self.name) if len(self.values) else theta
         if self.name == "given":
-            return replace(rope, inv_freq=given)
+            return replace(rope, inv_freq=values)
         base, name = _base_of(rope), cast(TransformersRule, self.name)
         if name == "ntk" and rope.rotary_dim < 4:
             raise InputError(f"ntk: {len(rope.inv_freq)} RoPE plane has no base to enlarge; choose another rule")
@@ -107,14 +107,14 @@ class FrequencyRule:
             raise InputError(
                 f"{name} depends on the training length: give FrequencyRule({name!r}, training_length=...)"
             )
-        where = rope.rotary_dim, base, self.training_length or 2**20
+        arguments = rope.rotary_dim, base, self.training_length or 2**20
         try:
-            changed, scaling = scaled_frequencies(name, self.factor, *where, tuple(map(float, self.values)))
+            changed, scaling = scaled_frequencies(name, self.factor, *arguments, tuple(map(float, self.values)))
         except OverflowError as error:
             raise InputError(f"{name}: factor = {self.factor!r} is too large to compute with") from error
         except ZeroDivisionError as error:
             raise InputError(f"{name}: frequencies that are all alike have no base; choose another rule") from error
-        plain, _ = scaled_frequencies("linear", 1, *where)
+        plain, _ = scaled_frequencies("linear", 1, *arguments)
         ratio = (changed / plain).to(theta)
         return replace(rope, inv_freq=theta * ratio, scaling=rope.scaling * scaling)
 
@@ -158,12 +158,12 @@ def with_frequencies(
     """
     session = session_of(model)
     selected = select_heads(session, layers, heads)
-    geometries = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
+    geometries = [geometry for geometry in geometry_of(session, list(selected)) if geometry.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no frequencies to change")
     if isinstance(frequencies, FrequencyRule):
         frequencies = frequencies.of_model(int(session.model.cfg.n_ctx))
-    ropes = {one.layer: _changed_rope(one, frequencies) for one in geometries}
+    ropes = {geometry.layer: _changed_rope(geometry, frequencies) for geometry in geometries}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope = ropes[capture.layer]
@@ -176,11 +176,11 @@ def with_frequencies(
 
 def _changed_rope(geometry: LayerGeometry, frequencies: Any) -> Rope:
     """Return a layer's RoPE with other frequencies; InputError, with the layer, for such as it cannot have."""
-    own = rope = geometry.rope
+    original = rope = geometry.rope
     theta = frequencies
     try:
         if callable(frequencies):
-            rope = frequencies(own)
+            rope = frequencies(original)
             if not isinstance(rope, Rope):
                 raise InputError(f"frequencies gave {rope!r}: let the function give a Rope")
             theta = rope.inv_freq
@@ -194,7 +194,7 @@ def _changed_rope(geometry: LayerGeometry, frequencies: Any) -> Rope:
             ) from error
         if not fits(rope.scaling, Positive):
             raise InputError(f"frequencies gave a scaling of {rope.scaling!r}: give a number above 0")
-        return replace(rope, inv_freq=_one_a_plane(theta.to(DOUBLE), own, "frequencies"), pairing=own.pairing)
+        return replace(rope, inv_freq=_one_a_plane(theta.to(DOUBLE), original, "frequencies"), pairing=original.pairing)
     except InputError as error:
         raise InputError(f"layer {geometry.layer}: {error}") from error
 

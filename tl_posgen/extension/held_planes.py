@@ -76,11 +76,11 @@ def hold_planes(
     selected = select_heads(session, layers, heads)
     if not isinstance(planes, str) and (twice := [plane for plane in planes if list(planes).count(plane) > 1]):
         raise InputError(f"planes: {twice[0]!r} is given twice; give each plane once, with one distance")
-    rotating = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
+    rotating = [geometry for geometry in geometry_of(session, list(selected)) if geometry.rope.rotary_dim]
     if not rotating:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to hold")
     context = int(session.model.cfg.n_ctx) if context is None else context
-    limits = {one.layer: _limits(one, planes, at, context) for one in rotating}
+    limits = {geometry.layer: _limits(geometry, planes, at, context) for geometry in rotating}
     if not any((of_layer < inf).any() for of_layer in limits.values()):
         raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
     frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])
@@ -113,5 +113,5 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
     elif isinstance(planes, str) or len(at) != len(planes):
         raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")
     else:
-        limits[list(planes)] = torch.tensor([float(one) for one in at], dtype=DOUBLE).to(limits)
+        limits[list(planes)] = torch.tensor([float(distance) for distance in at], dtype=DOUBLE).to(limits)
     return limits

@@ -47,11 +47,11 @@ def _panels(result: Any) -> dict[str, Any]:
     """Return a panel each for text, copy and needle, with a curve a condition."""
     names = {str(name): in_words(name, result.measure.words) for name in result.trained["condition"].values}
     return {
-        "text": [(words, "loss", {"condition": name, "task": "text"}) for name, words in names.items()],
+        "text": [(label, "loss", {"condition": name, "task": "text"}) for name, label in names.items()],
         "copy of the first half": [
-            (words, "loss", {"condition": name, "task": "copy"}) for name, words in names.items()
+            (label, "loss", {"condition": name, "task": "copy"}) for name, label in names.items()
         ],
-        "recall of a needle": [(words, "recall", {"condition": name}) for name, words in names.items()],
+        "recall of a needle": [(label, "recall", {"condition": name}) for name, label in names.items()],
     }
 
 
@@ -145,8 +145,8 @@ class Gap(Interventions):
                 f"{self.name}: prompts of {n} tokens; give length={shortest} at least, or a smaller needle"
             )
         most = n_ctx - n if "absolute" in encoding else None
-        given = self.labels()["gap"] or [round(share * (n_ctx if most is None else most)) for share in _CONTEXTS]
-        gaps = sorted({gap for gap in given if self.gaps is not None or most is None or gap <= most})
+        candidates = self.labels()["gap"] or [round(share * (n_ctx if most is None else most)) for share in _CONTEXTS]
+        gaps = sorted({gap for gap in candidates if self.gaps is not None or most is None or gap <= most})
         if most is not None and gaps[-1] > most:
             raise InputError(
                 f"{self.name}: a gap of {gaps[-1]} in prompts of {n} tokens goes beyond this model's table of {n_ctx} "
@@ -157,8 +157,8 @@ class Gap(Interventions):
         session.require_distance(f"{self.name}: gap + {n} tokens =", gaps[-1] + n - 1)
         rules = self.rules
         if rules is None:
-            rotating = [one for one in geometry_of(session) if one.rope.rotary_dim]
-            can_hold = any(self.planes != "partial" or len(partial_planes(one, n_ctx)) for one in rotating)
+            rotating = [geometry for geometry in geometry_of(session) if geometry.rope.rotary_dim]
+            can_hold = any(self.planes != "partial" or len(partial_planes(geometry, n_ctx)) for geometry in rotating)
             rules = ("hold_planes",) if can_hold else ()
         return replace(self, gaps=tuple(gaps), rules=rules, at=n_ctx / 2 if self.at is None else self.at)
 
@@ -191,9 +191,9 @@ class Gap(Interventions):
         """Return the prompts as they are, those whose second half is a copy, and those with a needle."""
         tokens, bos = run.tokens, getattr(run.model.tokenizer, "bos_token_id", None)
         first = int({*tokens[:, 0].tolist()} <= {bos, run.session.choices.first})  # or a word of the text
-        known = tokens[:, first:].unique()
-        drawn = torch.randint(len(known), (len(tokens), self.needle), generator=torch.Generator().manual_seed(run.seed))
-        return torch.cat([tokens, with_copy(tokens, first), with_needle(tokens, known[drawn])])
+        pool = tokens[:, first:].unique()
+        drawn = torch.randint(len(pool), (len(tokens), self.needle), generator=torch.Generator().manual_seed(run.seed))
+        return torch.cat([tokens, with_copy(tokens, first), with_needle(tokens, pool[drawn])])
 
     # Its numbers
 
@@ -211,8 +211,8 @@ class Gap(Interventions):
         gaps, ends = numbers.data["gap"].values.tolist(), {}
         for condition in numbers.data["condition"].values:
             at_gaps = numbers.along(excess.sel(condition=condition), "gap")
-            lower = [one.value if math.isnan(one.low) else one.low for one in at_gaps]
-            upper = [one.value if math.isnan(one.high) else one.high for one in at_gaps]
+            lower = [number.value if math.isnan(number.low) else number.low for number in at_gaps]
+            upper = [number.value if math.isnan(number.high) else number.high for number in at_gaps]
             ends[str(condition)] = last_surely_below(gaps, upper), first_surely_above(gaps, lower)
         return ends
 
@@ -244,7 +244,7 @@ class Gap(Interventions):
         the largest gap the losses of text and copy, and the needle's recall."""
         gap, rows = numbers.data["gap"].values[-1].item(), []
         of_copy, of_text = (
-            self._bracket(numbers, one) for one in (self._excess_of_copy(numbers), self._excess_of_text(numbers))
+            self._bracket(numbers, excess) for excess in (self._excess_of_copy(numbers), self._excess_of_text(numbers))
         )
         for name, (reads, lost) in of_copy.items():
             harmless, harm = of_text[name]
@@ -296,8 +296,8 @@ def next_tokens(
     """Return the loss of the tokens behind position `first`, and whether each of them has the largest logit."""
     losses, is_first = [], []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
-            logits = logits_of(session, some, first)
-            losses.append(losses_of_logits(session, logits, some[:, first:]).cpu())
-            is_first.append(logits[:, :-1].argmax(-1).cpu() == some[:, first + 1 :].cpu())
+        for batch in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
+            logits = logits_of(session, batch, first)
+            losses.append(losses_of_logits(session, logits, batch[:, first:]).cpu())
+            is_first.append(logits[:, :-1].argmax(-1).cpu() == batch[:, first + 1 :].cpu())
     return torch.cat(losses), torch.cat(is_first)

@@ -26,20 +26,20 @@ def join_costs_and_gap(report: Mapping[str, Result]) -> dict[str, Result]:
     """
     results = dict(report)
     use, cost, gap = (results.get(kind.name) for kind in (PlaneUse, PlaneCost, Gap))
-    beside: dict[str, xr.DataArray] = {}
+    arrays: dict[str, xr.DataArray] = {}
     if use is not None and cost is not None and (costs := cost.measure.costs(cost.numbers)):
         edits = xr.concat(list(costs.values()), "edit").assign_coords(edit=[DONE[edit] for edit in costs])
-        beside["cost"] = edits.reindex(plane=use.dataset["plane"].values)
+        arrays["cost"] = edits.reindex(plane=use.dataset["plane"].values)
     if use is not None and gap is not None:
         names = [gap.measure.words.get(str(name), str(name)) for name in gap.dataset["condition"].values]
         loss = gap.dataset["loss"].mean("prompt").assign_coords(condition=names, gap=gap.trained["contexts"].values)
-        beside["across_gap"] = loss.rename(condition="rule", gap="contexts")
-    if use is None or not beside:
+        arrays["across_gap"] = loss.rename(condition="rule", gap="contexts")
+    if use is None or not arrays:
         return results
     of_inits = {
         name: array.reindex(init=use.dataset["init"].values)
         .transpose("init", *PlaneUse.variables[name].dims, missing_dims="ignore")
         .drop_vars(("init_label", "prompt"), errors="ignore")
-        for name, array in beside.items()
+        for name, array in arrays.items()
     }
     return results | {PlaneUse.name: replace(use, dataset=use.measure.describe(use.dataset.assign(of_inits)))}

@@ -89,10 +89,10 @@ def _held(model: Model | Session, planes: Planes, where: Mapping[str, Any]) -> H
         theta = geometry.rope.inv_freq
         chosen = (planes(geometry.rope).to(theta.device) & (theta > 0)).nonzero()[:, 0].tolist()
         by_planes[tuple(chosen)] += [(geometry.layer, head) for head in selected[geometry.layer]]
-    hooks = [
-        hold_planes(model, list(some), at="quarter turn", heads=heads) for some, heads in by_planes.items() if some
+    hook_lists = [
+        hold_planes(model, list(held), at="quarter turn", heads=heads) for held, heads in by_planes.items() if held
     ]
-    return [hook for each in hooks for hook in each]
+    return [hook for hooks in hook_lists for hook in hooks]
 
 
 def one_plane(plane: int) -> Planes:
@@ -165,49 +165,53 @@ class PlaneCost(Interventions):
     }
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        n_planes = max(len(one.rope.inv_freq) for one in geometry_of(run.session))
+        n_planes = max(len(geometry.rope.inv_freq) for geometry in geometry_of(run.session))
         chosen: dict[str, Planes] = {}
         if "planes" in self.groups:
             chosen |= {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}
         for names in (_NAMES[group] for group in ("thirds", "quarters") if group in self.groups):
             chosen |= {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
-        every = product(self.edits, chosen.items())
-        made = {f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in every}
-        return {name: hooks for name, hooks in made.items() if hooks}  # some parts have no plane, or none that turns
+        pairs = product(self.edits, chosen.items())
+        by_name = {
+            f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in pairs
+        }
+        return {name: hooks for name, hooks in by_name.items() if hooks}  # some parts have no plane, or none that turns
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         is_there = {"planes": "planes" in self.groups, "groups": bool({"thirds", "quarters"} & set(self.groups))}
-        return [kind for kind, one in is_there.items() if one]
+        return [kind for kind, present in is_there.items() if present]
 
     def costs(self, numbers: Numbers) -> dict[str, xr.DataArray]:
         """Return the rise of the loss [.., plane, prompt] by edit; none where planes were not edited one by one."""
-        rise, found = self.rise_of(numbers), {}
-        names = [str(one) for one in rise["condition"].values]
+        rise, costs = self.rise_of(numbers), {}
+        names = [str(condition) for condition in rise["condition"].values]
         for edit in self.edits:
-            conditions = [one for one in names if one.startswith(f"{edit} plane ")]
-            planes_of_edit = [int(one.rsplit(" ", 1)[1]) for one in conditions]
+            conditions = [name for name in names if name.startswith(f"{edit} plane ")]
+            planes_of_edit = [int(condition.rsplit(" ", 1)[1]) for condition in conditions]
             if conditions:
-                found[edit] = (
+                costs[edit] = (
                     rise.sel(condition=conditions).rename(condition="plane").assign_coords(plane=planes_of_edit)
                 )
-        return found
+        return costs
 
     def rise_of_groups(self, numbers: Numbers) -> xr.DataArray:
         """Return the rise of the loss under edits of thirds and quarters."""
         rise = self.rise_of(numbers)
-        return rise.sel(condition=[str(one) for one in rise["condition"].values if "third" in one or "quarter" in one])
+        return rise.sel(
+            condition=[str(name) for name in rise["condition"].values if "third" in name or "quarter" in name]
+        )
 
     def findings(self, numbers: Numbers) -> list[str]:
-        said = []
+        sentences = []
         for edit, rise in self.costs(numbers).items():
             rises = dict(zip(rise["plane"].values.tolist(), numbers.along(rise, "plane"), strict=True))
             dearest = sorted(rises, key=lambda plane: -rises[plane].value)[:_MOST_NAMED]
             named = "; ".join(f"plane {plane} {rises[plane]:+.3f}" for plane in dearest)
-            said.append(f"Loss with one plane {DONE[edit]}, the dearest of {len(rises)}: {named} nats.")
+            sentences.append(f"Loss with one plane {DONE[edit]}, the dearest of {len(rises)}: {named} nats.")
         rises = self.rises(numbers)
         for edit in self.edits:
-            parts = {name: rises.get(f"{edit} {name}") for name in ("fastest quarter", "slowest quarter")}
-            told = [f"{name} {one:+.3f}" for name, one in parts.items() if isinstance(one, Number)]
-            said += [f"With a quarter of the planes {DONE[edit]}: {'; '.join(told)} nats."] if told else []
+            quarters = {name: rises.get(f"{edit} {name}") for name in ("fastest quarter", "slowest quarter")}
+            phrases = [f"{name} {number:+.3f}" for name, number in quarters.items() if isinstance(number, Number)]
+            sentences += [f"With a quarter of the planes {DONE[edit]}: {'; '.join(phrases)} nats."] if phrases else []
         loss = numbers("loss", condition=UNTOUCHED)
-        return said or [f"Loss of the unchanged model: {loss:.3f} nats."]
+        return sentences or [f"Loss of the unchanged model: {loss:.3f} nats."]

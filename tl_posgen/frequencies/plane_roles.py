@@ -123,7 +123,7 @@ class PlaneRoles(Measure):
         late = torch.arange(n // 2 + 1, n, device=q.device)
         doubled = [2**power for power in range(n.bit_length()) if 2**power < min(n / 2 + 1, reach)]
         farthest = min(int(_FARTHEST * n), reach - 1)
-        distances = sorted({round(float(one)) for one in np.geomspace(1, farthest, _N_CURVE)})
+        distances = sorted({round(float(distance)) for distance in np.geomspace(1, farthest, _N_CURVE)})
         turn = turning_factors(torch.tensor(distances, device=q.device), rope, geometry.d_head)
         mean_curve = along_distances(z[0][:, 1:].mean(1) * z[1][:, 1:].mean(1).conj(), turn)
         far = torch.arange(farthest + 1, n, device=q.device)
@@ -155,14 +155,14 @@ class PlaneRoles(Measure):
 
 def _attention_at(layer: LayerCapture, distances: Sequence[int]) -> Float[Tensor, "near head"]:
     """Return E_i S_{i, i-D} over the queries from SETTLED on, at each distance."""
-    found = []
+    diagonals = []
     for start, stop in query_ranges(len(layer.heads), layer.length, layer.device):
         block, rows = layer.pattern_rows(start, stop), torch.arange(start, stop, device=layer.device)
         for distance in distances:
             keys = (rows - distance).clamp(min=0)[None, :, None].expand(len(block), -1, 1)
-            found.append(block.gather(-1, keys)[..., 0])
-    every = [torch.cat(found[near :: len(distances)], 1) for near in range(len(distances))]
-    return double(torch.stack(every)[..., SETTLED:]).mean(-1)
+            diagonals.append(block.gather(-1, keys)[..., 0])
+    by_distance = [torch.cat(diagonals[near :: len(distances)], 1) for near in range(len(distances))]
+    return double(torch.stack(by_distance)[..., SETTLED:]).mean(-1)
 
 
 def _swapped(layer: LayerCapture, q: Tensor, contents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,7 +176,7 @@ def _swapped(layer: LayerCapture, q: Tensor, contents: Tensor) -> tuple[Tensor, 
         -1,
     ).to(device)
     generator = torch.Generator().manual_seed(1_000_003 * layer.prompt + 101 * layer.layer)
-    found, variances = [], []
+    swaps, variances = [], []
     for row in torch.linspace(n // 2, n - 1, _N_ROWS).long().unique().tolist():
         first = 1 if geometry.window is None else max(1, row - geometry.window + 1)
         scores = (q[:, row, None] * (contents[:, first : row + 1] * turns[first : row + 1]).conj()).real.sum(-1)
@@ -185,8 +185,8 @@ def _swapped(layer: LayerCapture, q: Tensor, contents: Tensor) -> tuple[Tensor, 
         pairs = pairs[pairs[:, 0] != pairs[:, 1]].to(device)
         attention = scores.softmax(-1)
         weights = (attention[:, pairs[:, 0] - first] - attention[:, pairs[:, 1] - first]).abs()
-        found.append((swap_scores(q[:, row], contents, turns, pairs, weights), weights.sum(-1)))
-    total = torch.stack([weight for _, weight in found])
-    means = [torch.stack([one[side].nan_to_num() for one, _ in found]) for side in (0, 1)]
-    positional, symbolic = ((one * total).sum(0) / total.sum(0) for one in means)
+        swaps.append((swap_scores(q[:, row], contents, turns, pairs, weights), weights.sum(-1)))
+    total = torch.stack([weight for _, weight in swaps])
+    means = [torch.stack([row_means[side].nan_to_num() for row_means, _ in swaps]) for side in (0, 1)]
+    positional, symbolic = ((mean * total).sum(0) / total.sum(0) for mean in means)
     return positional, symbolic, torch.stack(variances).mean(0).sqrt()

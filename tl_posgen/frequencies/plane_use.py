@@ -52,11 +52,11 @@ def training_contexts(model: Model | Session) -> tuple[int, ...]:
     session = session_of(model)
     config = getattr(session.origin.config, "get_text_config", lambda: None)()
     rules = getattr(config, "rope_parameters", None) or {}
-    by_kind = [rules, *(one for one in rules.values() if isinstance(one, Mapping))]  # layers of a kind have their own
+    kinds = [rules, *(rule for rule in rules.values() if isinstance(rule, Mapping))]  # layers of a kind have their own
     named = {getattr(config, "original_max_position_embeddings", None)}
-    named |= {one.get("original_max_position_embeddings") for one in by_kind}
-    whole = int(session.model.cfg.n_ctx)
-    return (*sorted(int(one) for one in named if one and int(one) < whole), whole)
+    named |= {rule.get("original_max_position_embeddings") for rule in kinds}
+    n_ctx = int(session.model.cfg.n_ctx)
+    return (*sorted(int(length) for length in named if length and int(length) < n_ctx), n_ctx)
 
 
 @dataclass(frozen=True)
@@ -203,9 +203,9 @@ class PlaneUse(Measure):
         if not geometry.rope.rotary_dim:
             return {}
         assert layer.v is not None
-        sides = [torch.stack([one, other]) for one, other in ((layer.q, layer.k), (layer.rotated_q, layer.rotated_k))]
-        x, rotated = (double(one) for one in sides)
-        z, turned = (complex_planes(one, geometry.rope) for one in (x, rotated))
+        stacked = [torch.stack([q, k]) for q, k in ((layer.q, layer.k), (layer.rotated_q, layer.rotated_k))]
+        x, rotated = (double(qk) for qk in stacked)
+        z, turned = (complex_planes(vectors, geometry.rope) for vectors in (x, rotated))
         rows = torch.arange(n // 2, n, device=z.device)
         moments = row_moments(turned[0], turned[1], rows, geometry.window)
         directions = turned / rotated.norm(dim=-1, keepdim=True)
@@ -227,27 +227,27 @@ class PlaneUse(Measure):
     def of_sums(self, sums: Sums) -> xr.Dataset:
         assert self.contexts is not None
         names = ("magnitude", "mean", "length", "square", "square_of_v", "variance")
-        known = {name: sums.by_layer(name) for name in (*names, "sink_lift", "first_length", "first_cosine", "sink")}
-        found = {}
-        for layer in known["magnitude"]:
+        by_name = {name: sums.by_layer(name) for name in (*names, "sink_lift", "first_length", "first_cosine", "sink")}
+        variables = {}
+        for layer in by_name["magnitude"]:
             rope, d_head = (geometry := sums.layers[layer][0]).rope, geometry.d_head
-            mean = {name: torch.from_numpy(one[layer].mean) for name, one in known.items()}
+            mean = {name: torch.from_numpy(by_layer[layer].mean) for name, by_layer in by_name.items()}
             theta = complex_frequencies(rope, d_head).cpu()
             z = torch.view_as_complex(mean["mean"].contiguous())
             longest = longest_plane(mean["magnitude"], z, theta > 0)
             reach = torch.tensor([min(n, geometry.window or n) for n in self.contexts], dtype=DOUBLE)
             half = torch.tensor(
-                [torch.nan if (at := half_turn_plane(theta, one)) is None else at for one in reach.tolist()],
+                [torch.nan if (plane := half_turn_plane(theta, n)) is None else plane for n in reach.tolist()],
                 dtype=DOUBLE,
             )
             turning = theta[theta > 0]
             step = step_of(len(turning))
-            massive = [massive_coordinates(one) for one in (*mean["square"], mean["square_of_v"])]
+            massive = [massive_coordinates(square) for square in (*mean["square"], mean["square_of_v"])]
             slow = torch.arange(len(theta)).repeat_interleave(2) >= len(theta) / 2
             away = (longest.plane - half[:, None]).abs()
             at_half = double(away <= step).masked_fill(away.isnan(), torch.nan)
             near = (torch.arange(len(theta)) - half[:, None]).abs() <= step
-            found[layer] = {name: mean[name] for name in ("sink_lift", "first_length", "first_cosine", "sink")} | {
+            variables[layer] = {name: mean[name] for name in ("sink_lift", "first_length", "first_cosine", "sink")} | {
                 "use": plane_use(mean["magnitude"]),
                 "longest_plane": double(longest.plane),
                 "partial": double(theta[longest.plane] * reach[:, None] < 2 * torch.pi),
@@ -256,8 +256,8 @@ class PlaneUse(Measure):
                 "sine": longest.phase.sin(),
                 "alignment": longest.alignment,
                 "amplitude": geometry.scale * rope.scaling**2 * longest.amplitude,
-                "massive": torch.stack([double(one).sum(-1) for one in massive]),
-                "massive_slow": torch.stack([double(one[:, slow]).sum(-1) for one in massive[:2]]),
+                "massive": torch.stack([double(is_massive).sum(-1) for is_massive in massive]),
+                "massive_slow": torch.stack([double(is_massive[:, slow]).sum(-1) for is_massive in massive[:2]]),
                 "centre": torch.linalg.vector_norm(mean["mean"].flatten(-2), dim=-1) / mean["length"],
                 "variance_share": mean["variance"] / mean["variance"].sum(-1, keepdim=True),
                 "turns": theta * reach[:, None] / (2 * torch.pi),
@@ -266,30 +266,30 @@ class PlaneUse(Measure):
                 "partial_planes": double(turning * reach[:, None] < 2 * torch.pi).mean(-1),
                 "reach": reach,
                 "first_negative": torch.tensor(
-                    [first_negative_distance(tuple(turning.tolist()), int(one)) for one in reach], dtype=DOUBLE
+                    [first_negative_distance(tuple(turning.tolist()), int(length)) for length in reach], dtype=DOUBLE
                 ),
             }
-        return sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
+        return sums.variables_of(variables).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
 
     def findings(self, numbers: Numbers) -> list[str]:
-        n_heads, said = int(numbers.data["longest_plane"].notnull().sum()), []
+        n_heads, sentences = int(numbers.data["longest_plane"].notnull().sum()), []
         for context in numbers.data["context"].values.tolist():
-            at, partial = (numbers(name, context=context) for name in ("at_half_turn", "partial"))
+            half, partial = (numbers(name, context=context) for name in ("at_half_turn", "partial"))
             chance, planes = (numbers(name, context=context).plain for name in ("chance", "partial_planes"))
             less = f"{partial:.0%} have one that makes less than a turn, as {planes:.0%} of the planes do"
-            if at:
+            if half:
                 turns = sorted(_turns_of_half_turn_planes(numbers.data.sel(context=context)))
-                made = " to ".join(dict.fromkeys(f"{one:.2f}" for one in (turns[0], turns[-1])))
-                said.append(
-                    f"Of {counted(n_heads, 'head')} {at:.0%} have their longest plane within a step of the half-turn "
+                turns_in_words = " to ".join(dict.fromkeys(f"{turn:.2f}" for turn in (turns[0], turns[-1])))
+                sentences.append(
+                    f"Of {counted(n_heads, 'head')} {half:.0%} have their longest plane within a step of the half-turn "
                     f"plane, the fastest with at most half a turn in the context of {context:,} tokens (it makes "
-                    f"{made}), where {chance:.0%} of the planes lie; {less}."
+                    f"{turns_in_words}), where {chance:.0%} of the planes lie; {less}."
                 )
             else:
-                said.append(f"Of {counted(n_heads, 'head')}, in the context of {context:,} tokens, {less}.")
-        q, k, v = (numbers("massive", vector=one) for one in _VECTORS)
+                sentences.append(f"Of {counted(n_heads, 'head')}, in the context of {context:,} tokens, {less}.")
+        q, k, v = (numbers("massive", vector=vector) for vector in _VECTORS)
         return [
-            *said,
+            *sentences,
             "In its longest plane a head's mean query leads its mean key by a phase whose sine is "
             f"{numbers('sine'):.2f}: "
             "of 1 the plane adds -A sin(theta D), so that keys count less the further back they lie, up to a quarter "
@@ -304,15 +304,15 @@ class PlaneUse(Measure):
         for context in numbers.data["context"].values.tolist():
             for name, layers in kinds_of_layers(numbers.data, context).items():
                 part = numbers.data.sel(layer=layers)
-                at = part.sel(context=context)
+                of_context = part.sel(context=context)
                 rows.append(
                     {
                         "context": f"{context:,}",
                         "layers": name,
-                        "half-turn plane": float(at["half_turn"][0]),
-                        "half turn": float(at["at_half_turn"].mean()),
-                        "chance": float(at["chance"][0]),
-                        "partial": float(at["partial"].mean()),
+                        "half-turn plane": float(of_context["half_turn"][0]),
+                        "half turn": float(of_context["at_half_turn"].mean()),
+                        "chance": float(of_context["chance"][0]),
+                        "partial": float(of_context["partial"].mean()),
                         "sine": float(part["sine"].mean()),
                         "amplitude": float(part["amplitude"].mean()),
                     }
@@ -330,6 +330,6 @@ def _attention_to_first(layer: LayerCapture) -> Float[Tensor, " head"]:
     """Return E_i S_i0 over the queries from SETTLED on that see the first token; NaN where none does."""
     n, device = layer.length, double_device(layer.device)
     ranges = query_ranges(len(layer.heads), n, layer.device)
-    column = torch.cat([layer.pattern_rows(*one)[..., 0].clone() for one in ranges], 1)
+    column = torch.cat([layer.pattern_rows(*rows)[..., 0].clone() for rows in ranges], 1)
     seen = slice(min(SETTLED, n // 2), layer.geometry.window)
     return double(column[:, seen]).mean(1).to(device)

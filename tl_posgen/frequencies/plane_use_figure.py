@@ -67,17 +67,17 @@ def draw_plane_use(result: Any) -> go.Figure:
         use = numbers.array("use").sel(layer=layers, plane=planes) * int(turns.notnull().sum())
         ends = intervals_of(use.mean(HEAD))
         value, low, high = (ends[end].values for end in ("value", "low", "high"))
-        words = [f"plane {plane}: {10**turn:.3g} turns" for plane, turn in zip(planes, x, strict=True)]
+        texts = [f"plane {plane}: {10**turn:.3g} turns" for plane, turn in zip(planes, x, strict=True)]
         width = 0.8 * float(np.abs(np.diff(x)).min()) if len(x) > 1 else 0.2
         look = {"marker_color": COLOURS[0], "width": width, "error_y": error_bars(value, low, high), "opacity": 0.75}
-        hover = {"text": words, "textposition": "none", "hovertemplate": "%{text}<br>%{y:.2f} x uniform<extra></extra>"}
+        hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<br>%{y:.2f} x uniform<extra></extra>"}
         panels.add(number, go.Bar(x=x, y=value, name="mean over heads", **look, **hover))
         for kind, null in numbers.by_null.items():
-            y = [one.value for one in null.along(use, "plane")]
+            y = [mean.value for mean in null.along(use, "plane")]
             panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
         panels.add(number, _marks_of_heads(data, use, turns))
-        for below, one in enumerate(costs.items()):
-            panels.add(len(kinds) + number, *_cost(one, below, planes, x, width / len(costs), words))
+        for place, named_cost in enumerate(costs.items()):
+            panels.add(len(kinds) + number, *_cost(named_cost, place, planes, x, width / len(costs), texts))
     figure: Any = panels.figure
     figure.add_vline(x=np.log10(0.5), line={"color": NULL_COLOUR, "width": 1, "dash": "dot"})
     for number in range(len(kinds)):
@@ -88,8 +88,8 @@ def draw_plane_use(result: Any) -> go.Figure:
         figure.update_xaxes(title_text=title, row=1 + bool(costs), col=number + 1)
     if costs:
         figure.update_yaxes(title_text="rise of the loss, nats", row=2, col=1)
-    shown = [float(axis) for trace in figure.data if trace.type == "bar" for axis in trace.x] or [0.0]
-    ticks = np.arange(np.floor(min(shown)), np.ceil(max(shown)) + 1)
+    positions = [float(position) for trace in figure.data if trace.type == "bar" for position in trace.x] or [0.0]
+    ticks = np.arange(np.floor(min(positions)), np.ceil(max(positions)) + 1)
     figure.update_xaxes(tickvals=ticks, ticktext=[f"{10.0**tick:,g}" for tick in ticks])
     if across is not None:
         last = {"row": 1 + n_below, "col": 1}
@@ -115,21 +115,21 @@ def _marks_of_heads(data: xr.Dataset, use: xr.DataArray, turns: xr.DataArray) ->
     height = intervals_of(use)["value"].stack(place=HEAD).sel(place=heads["place"])
     y = [float(height.sel(plane=int(at)).isel(place=place)) for place, at in enumerate(plane.values)]
     degrees = np.degrees(heads["phase"].values)
-    words = [f"{name}, plane {at}" for name, at in zip(head_names(heads["place"].values), plane.values, strict=True)]
+    texts = [f"{name}, plane {at}" for name, at in zip(head_names(heads["place"].values), plane.values, strict=True)]
     colours = {"color": degrees, "coloraxis": "coloraxis", "size": 9, "line": {"width": 1, "color": "white"}}
     hover = "%{text}<br>%{y:.2f} x uniform, phase %{marker.color:.0f}°<extra></extra>"
     x = np.log10(turns.sel(plane=plane.values).values)
-    return go.Scatter(x=x, y=y, mode="markers", marker=colours, text=words, hovertemplate=hover, name="heads")
+    return go.Scatter(x=x, y=y, mode="markers", marker=colours, text=texts, hovertemplate=hover, name="heads")
 
 
 def _cost(
-    named: tuple[str, xr.DataArray], place: int, planes: np.ndarray, x: np.ndarray, width: float, words: Sequence[str]
+    named: tuple[str, xr.DataArray], place: int, planes: np.ndarray, x: np.ndarray, width: float, texts: Sequence[str]
 ) -> list[go.Bar]:
     """Return the bars of one kind of edit."""
     name, rise = named
     ends = intervals_of(rise.reindex(plane=planes))
     value, low, high = (ends[end].values for end in ("value", "low", "high"))
-    hover = {"text": words, "textposition": "none", "hovertemplate": "%{text}<br>%{y:+.3f} nats<extra></extra>"}
+    hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<br>%{y:+.3f} nats<extra></extra>"}
     look = {"marker_color": COLOURS[1 + place], "width": width, "error_y": error_bars(value, low, high)}
     return [go.Bar(x=x + (place - 0.5) * width, y=value, name=name, **look, **hover)]
 

@@ -59,11 +59,11 @@ def move_coordinate(model: Model | Session, value: Where, *, largest: bool = Tru
     """
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        sides = []
+        moved = []
         for x in (capture.rotated_q, capture.rotated_k):
-            at = largest_coordinate(x) if largest else another_coordinate(x, 101 * capture.layer + seed)
-            sides.append(with_coordinate_at(x, at, value))
-        return finished(capture.geometry.scale * sides[0] @ sides[1].mT, capture)
+            coordinate = largest_coordinate(x) if largest else another_coordinate(x, 101 * capture.layer + seed)
+            moved.append(with_coordinate_at(x, coordinate, value))
+        return finished(capture.geometry.scale * moved[0] @ moved[1].mT, capture)
 
     return replace_scores(model, scores_of)
 
@@ -143,10 +143,10 @@ class Recall(Interventions):
     legend = "loss, rise: of the text, in nats."
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Recall":
-        known = len(torch.unique(torch.cat([one[1:] for one in tokens])))
-        half = min(self.half, known, (int(session.model.cfg.n_ctx) - 1) // 2)
+        n_unique = len(torch.unique(torch.cat([prompt[1:] for prompt in tokens])))
+        half = min(self.half, n_unique, (int(session.model.cfg.n_ctx) - 1) // 2)
         if half < LEAST:
-            raise InputError(f"{self.name}: prompts of {known} different tokens: give longer ones, {LEAST} at least")
+            raise InputError(f"{self.name}: prompts of {n_unique} different tokens: give longer ones, {LEAST} at least")
         return replace(self, half=half)
 
     def copies(self, run: Run) -> Int[Tensor, "row pos"]:
@@ -181,18 +181,18 @@ class Recall(Interventions):
         rates = self._hit_rates(run) if run.trained is None else run.trained["hit_rate"]
         edited, control = self.chosen(rates)
         drop = partial(ablate_bands, run.session, "drop")
-        found: dict[str, Any] = {}
+        conditions: dict[str, Any] = {}
         if edited:
-            found |= {SLOWEST: drop(self._planes(-1), heads=edited), FASTEST: drop(self._planes(1), heads=edited)}
+            conditions |= {SLOWEST: drop(self._planes(-1), heads=edited), FASTEST: drop(self._planes(1), heads=edited)}
             draws = {f"{DRAWN}, draw {draw}": self._drawn(run.seed + draw) for draw in range(self.n_draws)}
-            found |= {name: drop(planes, heads=edited) for name, planes in draws.items()}
+            conditions |= {name: drop(planes, heads=edited) for name, planes in draws.items()}
         if control:
-            found[CONTROL] = drop(self._planes(-1), heads=control)
-        for words, largest in (("largest", True), ("another", False)):
+            conditions[CONTROL] = drop(self._planes(-1), heads=control)
+        for name, largest in (("largest", True), ("another", False)):
             for value in get_args(Where):
                 hooks = move_coordinate(run.session, value, largest=largest, seed=run.seed)
-                found[f"{words} at {value}"] = hooks
-        return found
+                conditions[f"{name} at {value}"] = hooks
+        return conditions
 
     def _count(self, rope: Rope) -> int:
         return max(1, round(self.share * len(rope.inv_freq)))
@@ -217,12 +217,12 @@ class Recall(Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss of the text, and recall and loss of the copies."""
-        found, session = [], run.session
+        recalls_and_losses, session = [], run.session
         for row in self.copies(run):
             with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
                 logits = logits_of(session, row[None].to(session.device))[0]
-            found.append([one.item() for one in recall_of_copy(logits, row, self.half)])
-        recall, loss = np.array(found).T
+            recalls_and_losses.append([value.item() for value in recall_of_copy(logits, row, self.half)])
+        recall, loss = np.array(recalls_and_losses).T
         return {**super().under(run, hooks), "recall": recall, "copy_loss": loss}
 
     def of_model(self, run: Run) -> xr.Dataset:
@@ -256,7 +256,7 @@ class Recall(Interventions):
         heads = numbers.data["edited"].stack(place=HEAD)
         edited = [head_name(*at) for at in heads["place"].values[heads.values > 0]]
         falls, rises = self.falls(numbers), self.rises(numbers)
-        told = [
+        falls_in_words = [
             f"{name} {fall.with_interval:+.2f} (text {rises[name].with_interval:+.3f} nats)"
             for name, fall in falls.items()
         ]
@@ -266,5 +266,5 @@ class Recall(Interventions):
         return [
             f"{self.half} random tokens stand twice; {numbers('recall'):.0%} of the second copy, from its third token "
             "on, "
-            f"are predicted; {looks}. Recall falls by: {'; '.join(told)}."
+            f"are predicted; {looks}. Recall falls by: {'; '.join(falls_in_words)}."
         ]

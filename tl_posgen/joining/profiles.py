@@ -68,18 +68,18 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
         >>> [len(one.x) for one in scatter(found, "interaction", "induction").data]
         [16]
     """
-    known = result.frame().columns[2:]
+    columns = result.frame().columns[2:]
     for name in (x, y):
-        if name not in known:
-            raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, known))}")
+        if name not in columns:
+            raise InputError(f"profiles: no column {name!r}; it has {', '.join(map(repr, columns))}")
     (x_name, _, x_side), (y_name, _, y_side) = x.partition(", "), y.partition(", ")
     x_at, y_at = ({"side": side} if side else {} for side in (x_side, y_side))
     of_side, labels = {"": "", "q": " of queries", "k": " of keys"}, {n: v.label for n, v in Profiles.variables.items()}
     x, y = labels[x_name] + of_side[x_side], labels[y_name] + of_side[y_side]
     numbers = result.numbers
     rho = numbers.correlation(numbers.array(x_name, **x_at), numbers.array(y_name, **y_at), ranks=True)
-    words = f"Spearman's rho over heads {rho:.2f}, heads independent"
-    return points((x_name, x_at), (y_name, y_at), title=f"{y} by {x}", subtitle=words, x_title=x, y_title=y)(result)
+    subtitle = f"Spearman's rho over heads {rho:.2f}, heads independent"
+    return points((x_name, x_at), (y_name, y_at), title=f"{y} by {x}", subtitle=subtitle, x_title=x, y_title=y)(result)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Profiles(Measure):
         data = xr.Dataset({name: slash[name] for name in _FROM_SLASH})
         data = data.merge(variance[[name for name in _FROM_VARIANCE if name in variance]])
         data = data.merge(repeated.means()).merge(on_text.means())
-        return xr.Dataset({name: one.transpose(*self.variables[str(name)].dims) for name, one in data.items()})
+        return xr.Dataset({name: array.transpose(*self.variables[str(name)].dims) for name, array in data.items()})
 
     def findings(self, numbers: Numbers) -> list[str]:
         on_text, *on_repeated = (
@@ -210,7 +210,7 @@ def _literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
     rope, tokens = layer.geometry.rope, (layer.q[:, 1:], layer.k[:, 1:])
     q, k = planes = [to_planes(x, rope) for x in tokens]
     unknown = torch.full((len(layer.heads),), torch.nan, dtype=DOUBLE, device=double_device(layer.device))
-    found = {
+    metrics = {
         "massive": torch.stack([massive_values(x) for x in tokens]),
         "concentration": torch.stack([unknown, unknown]),
         "slow_mean": torch.stack([unknown, unknown]),
@@ -218,11 +218,11 @@ def _literature_metrics(layer: LayerCapture, seed: int) -> dict[str, Any]:
         "sink_rate": double((layer.pattern[:, 1:, 0] > SINK).float()).mean(1),
     }
     if q.shape[-1]:
-        found["concentration"] = torch.stack([concentration(z) for z in planes])
-        found["slow_mean"] = torch.stack([slow_mean_energy(z, rope.inv_freq, layer.length) for z in planes])
-        found["frequency_entropy"] = frequency_entropy(q, k)
-    found["positional"], found["symbolic"] = _permuted_overlaps(layer, np.random.default_rng([seed, layer.prompt]))
-    return found
+        metrics["concentration"] = torch.stack([concentration(z) for z in planes])
+        metrics["slow_mean"] = torch.stack([slow_mean_energy(z, rope.inv_freq, layer.length) for z in planes])
+        metrics["frequency_entropy"] = frequency_entropy(q, k)
+    metrics["positional"], metrics["symbolic"] = _permuted_overlaps(layer, np.random.default_rng([seed, layer.prompt]))
+    return metrics
 
 
 def _permuted_overlaps(
@@ -234,7 +234,7 @@ def _permuted_overlaps(
     alone has 1 by place, one that knows the key alone 1 by key. Vectors are those before RoPE, so a moved key is
     rotated as its new place asks.
     """
-    found = []
+    overlaps = []
     for row in np.unique(np.linspace(min(LEAST_KEYS, layer.length) - 1, layer.length - 1, N_ROWS).round().astype(int)):
         place = torch.tensor([int(row)], device=layer.device)
         seen = layer.geometry.sees(place[:, None] - layer.positions[: row + 1])[0].nonzero()[:, 0]
@@ -242,10 +242,12 @@ def _permuted_overlaps(
         moved[seen] = seen[torch.from_numpy(generator.permutation(len(seen))).to(seen.device)]
         keys = rotate(layer.k[:, moved], layer.positions[: row + 1], layer.geometry.rope)
         query = layer.rotated_q[:, row : row + 1]
-        own, other = (
+        attention, permuted = (
             double(scores_from(query, k, layer.geometry, layer.heads, place)[:, 0]).softmax(-1)
             for k in (layer.rotated_k[:, : row + 1], keys)
         )
-        found.append(torch.stack([torch.minimum(other, one).sum(-1) for one in (own, own[:, moved])]))
-    by_place, by_key = torch.stack(found).mean(0)
+        overlaps.append(
+            torch.stack([torch.minimum(permuted, expected).sum(-1) for expected in (attention, attention[:, moved])])
+        )
+    by_place, by_key = torch.stack(overlaps).mean(0)
     return by_place, by_key

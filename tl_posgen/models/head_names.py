@@ -25,7 +25,7 @@ def parse_head(name: str) -> tuple[int, int]:
         >>> parse_head("L3H1"), parse_head("3.1"), parse_head("(3, 1)")
         ((3, 1), (3, 1), (3, 1))
     """
-    if (found := NAME.fullmatch(name.strip())) is None:
+    if (match := NAME.fullmatch(name.strip())) is None:
         raise InputError(f'head {name!r}: write a head as "L3H1" or "3.1" (layer 3, head 1)')
-    layer, head = (int(one) for one in found.groups() if one is not None)
+    layer, head = (int(number) for number in match.groups() if number is not None)
     return layer, head

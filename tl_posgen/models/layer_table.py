@@ -53,12 +53,12 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
         True
     """
     session = session_of(model)
-    found, rows = session.layers(again=True), list[dict[str, Any]]()
-    for layer, one in enumerate(found):
-        if isinstance(one, UnsupportedModelError):
-            rows.append({"layer": layer, "supported": False, "refusal": str(one)})
+    layers, rows = session.layers(again=True), list[dict[str, Any]]()
+    for layer, probed in enumerate(layers):
+        if isinstance(probed, UnsupportedModelError):
+            rows.append({"layer": layer, "supported": False, "refusal": str(probed)})
             continue
-        geometry = one.geometry
+        geometry = probed.geometry
         wavelengths = (2 * torch.pi / geometry.rope.inv_freq).tolist()
         rows.append(
             {
@@ -78,7 +78,7 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
                 "d_head": geometry.d_head,
                 "qk_norm": geometry.qk_norm,
                 "sinks": geometry.sinks,
-                "streamed": one.left_to_hf,
+                "streamed": probed.left_to_hf,
                 "proof_error": geometry.error,
                 "refusal": None,
             }
@@ -97,7 +97,7 @@ def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
             "wavelengths: tokens a turn, of planes that turn; scale: factor of q·k; window:\n"
             "tokens back that are seen; proof_error: largest |recomputed - model's own score|"
         )
-        refusals = [str(one) for one in found if not isinstance(one, Probed)]
-        for refusal in {re.sub(r"^layer \d+", "", one): one for one in reversed(refusals)}.values():
+        refusals = [str(reason) for reason in layers if not isinstance(reason, Probed)]
+        for refusal in {re.sub(r"^layer \d+", "", reason): reason for reason in reversed(refusals)}.values():
             print(f"not supported: {refusal}")
     return table

@@ -39,8 +39,8 @@ def token_losses(
     session.require_evaluation()
     rows = []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for some in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
-            rows.append(losses_of_logits(session, logits_of(session, some), some).cpu())
+        for batch in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
+            rows.append(losses_of_logits(session, logits_of(session, batch), batch).cpu())
     return torch.cat(rows)
 
 
@@ -78,17 +78,17 @@ def losses_of_logits(
 
 def divergence(
     logits: Float[Tensor, "prompt pos vocabulary"],
-    others: Float[Tensor, "prompt pos vocabulary"],
+    other_logits: Float[Tensor, "prompt pos vocabulary"],
     normalisers: Float[Tensor, "prompt pos"],
     of_others: Float[Tensor, "prompt pos"],
 ) -> Float[Tensor, "prompt pos"]:
     """KL(p || q) = sum p (x - y) - ln Z + ln Z', with p = softmax(x) of the logits x and q = softmax(y) of others, and
     their `normalisers_of`. In float64."""
-    found = []
-    for (at, x), (_, y) in zip(_blocks(logits), _blocks(others), strict=True):
+    divergences = []
+    for (at, x), (_, y) in zip(_blocks(logits), _blocks(other_logits), strict=True):
         p = (x - normalisers[:, at, None]).exp_()
-        found.append(torch.linalg.vecdot(p, x - y) - normalisers[:, at] + of_others[:, at])
-    return torch.cat(found, 1)
+        divergences.append(torch.linalg.vecdot(p, x - y) - normalisers[:, at] + of_others[:, at])
+    return torch.cat(divergences, 1)
 
 
 def normalisers_of(logits: Float[Tensor, "prompt pos vocabulary"]) -> Float[Tensor, "prompt pos"]:

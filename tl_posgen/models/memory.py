@@ -38,14 +38,14 @@ def control_group_limits(root: Path = Path("/")) -> list[int]:
         for directory in ((above / path.strip("/") / "-").parents)
         if directory.is_relative_to(above)
     ]
-    held = [file.read_text().strip() for file in files if file.is_file()]
-    return [int(value) for value in held if value.isdigit()]  # "max" where there is none
+    limits = [file.read_text().strip() for file in files if file.is_file()]
+    return [int(value) for value in limits if value.isdigit()]  # "max" where there is none
 
 
-def fits_pass(session: Any, n: int, **how: Any) -> bool:
+def fits_pass(session: Any, n: int, **options: Any) -> bool:
     """Return whether `require_pass_fits` lets prompts of n tokens through."""
     with suppress(InputError):
-        require_pass_fits(session, n, **how)
+        require_pass_fits(session, n, **options)
         return True
     return False
 
@@ -53,12 +53,12 @@ def fits_pass(session: Any, n: int, **how: Any) -> bool:
 def require_pass_fits(session: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
     """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`."""
     cfg, weight = session.model.cfg, next(session.model.parameters())
-    held, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
-    what, each, power = need_of_pass(max(session.n_heads), width, size, is_streamed=is_streamed, matrices=matrices)
-    if held is not None and each * n**power > held:
+    memory, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
+    what, factor, power = need_of_pass(max(session.n_heads), width, size, is_streamed=is_streamed, matrices=matrices)
+    if memory is not None and factor * n**power > memory:
         raise InputError(
-            f"prompts of {n} tokens: {what} {each * n**power / 1e9:.0f} GB, and there are {held / 1e9:.0f} GB of "
-            f"memory; give at most {int((held / each) ** (1 / power))} tokens"
+            f"prompts of {n} tokens: {what} {factor * n**power / 1e9:.0f} GB, and there are {memory / 1e9:.0f} GB of "
+            f"memory; give at most {int((memory / factor) ** (1 / power))} tokens"
         )
 
 

@@ -52,16 +52,16 @@ class Metric:
         Raises:
             InputError: values of another shape, not finite, or complex.
         """
-        found, (n, length) = self.value(logits, tokens), tokens.shape
-        if not isinstance(found, Tensor) or found.shape not in ((n,), (n, length - 1)):
-            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        values, (n, length) = self.value(logits, tokens), tokens.shape
+        if not isinstance(values, Tensor) or values.shape not in ((n,), (n, length - 1)):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise InputError(
                 f"metric {self.name!r}: gives {shape} for {n} prompts of {length} tokens; give [{n}] or "
                 f"[{n}, {length - 1}], a value a prompt or a predicted token"
             )
-        if found.is_complex() or not bool(found.isfinite().all()):
+        if values.is_complex() or not bool(values.isfinite().all()):
             raise InputError(f"metric {self.name!r}: gives values that are not finite, or complex")
-        return double(found.reshape(n, -1)).expand(n, length - 1)
+        return double(values.reshape(n, -1)).expand(n, length - 1)
 
 
 def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int = -1) -> Metric:
@@ -88,20 +88,20 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
     """
     if not isinstance(at, int):
         raise InputError(f"at = {at!r}: give a whole number, the position of a token")
-    own, ids, names = session_of(model).model, list[int](), [right, wrong]
-    for one in names:
-        index: Any = one
-        if isinstance(one, str):
-            if own.tokenizer is None:
-                raise InputError(f"{one!r}: this model has no tokenizer; give token ids")
-            found = own.tokenizer(one, add_special_tokens=False).input_ids
-            if len(found) != 1:
+    tl_model, ids, names = session_of(model).model, list[int](), [right, wrong]
+    for token in names:
+        index: Any = token
+        if isinstance(token, str):
+            if tl_model.tokenizer is None:
+                raise InputError(f"{token!r}: this model has no tokenizer; give token ids")
+            token_ids = tl_model.tokenizer(token, add_special_tokens=False).input_ids
+            if len(token_ids) != 1:
                 raise InputError(
-                    f"{one!r} is {len(found)} tokens of this model; give text that is one token, or its id"
+                    f"{token!r} is {len(token_ids)} tokens of this model; give text that is one token, or its id"
                 )
-            index = found[0]
-        if isinstance(index, bool) or not isinstance(index, Integral) or not 0 <= int(index) < own.cfg.d_vocab:
-            raise InputError(f"token {one!r}: this model has the ids 0 to {own.cfg.d_vocab - 1}")
+            index = token_ids[0]
+        if isinstance(index, bool) or not isinstance(index, Integral) or not 0 <= int(index) < tl_model.cfg.d_vocab:
+            raise InputError(f"token {token!r}: this model has the ids 0 to {tl_model.cfg.d_vocab - 1}")
         ids.append(int(index))
     if ids[0] == ids[1]:
         raise InputError(f"metric: {right!r} and {wrong!r} are one token; their difference is always 0")
@@ -114,8 +114,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         pair = double(logits[:, at, ids])
         return pair[:, 0] - pair[:, 1]
 
-    told, other = (repr(one) if isinstance(one, str) else str(index) for one, index in zip(names, ids, strict=True))
-    return Metric(f"logit of {told} - {other}", difference)
+    plus, minus = (repr(name) if isinstance(name, str) else str(index) for name, index in zip(names, ids, strict=True))
+    return Metric(f"logit of {plus} - {minus}", difference)
 
 
 def as_metric(metric: Any) -> Metric | None:

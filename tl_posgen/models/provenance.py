@@ -37,8 +37,8 @@ def fingerprint(session: Session) -> str:
     ones count once."""
     # a HookedTransformer with ALiBi has W_pos too: memory that is neither set nor used
     unused = "pos_embed.W_pos" if getattr(session.model.cfg, "positional_embedding_type", "") == "alibi" else ""
-    held = {**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}
-    return digest_of({name: held[name] for name in sorted(held) if name != unused}, session.device)
+    tensors = {**dict(session.model.named_parameters()), **dict(session.model.named_buffers())}
+    return digest_of({name: tensors[name] for name in sorted(tensors) if name != unused}, session.device)
 
 
 def logits_digest(session: Session) -> str | None:
@@ -83,14 +83,14 @@ def digest_of(tensors: Mapping[str, Tensor], device: torch.device) -> str:
         words = summable(tensor.detach().flatten()).view(_WORDS.get(tensor.element_size(), torch.int32))
         if words.device not in by_device:
             by_device[words.device] = _factors(_BLOCK).to(words.device)
-        c, whole = by_device[words.device], len(words) // _BLOCK * _BLOCK
-        parts = words[:whole].view(-1, _BLOCK).split(max(1, elements_at_once(words.device, _IN_CACHE) // _BLOCK))
-        of_blocks = [(part * c).sum(1) for part in parts] if whole else []
-        of_blocks.append((words[whole:] * c[: len(words) - whole]).sum()[None])
+        c, n_whole = by_device[words.device], len(words) // _BLOCK * _BLOCK
+        groups = words[:n_whole].view(-1, _BLOCK).split(max(1, elements_at_once(words.device, _IN_CACHE) // _BLOCK))
+        of_blocks = [(group * c).sum(1) for group in groups] if n_whole else []
+        of_blocks.append((words[n_whole:] * c[: len(words) - n_whole]).sum()[None])
         sums.append(torch.cat(of_blocks).to(double_device(device)))
-    read = torch.cat(sums).cpu().split([len(some) for some in sums])
+    host_sums = torch.cat(sums).cpu().split([len(block_sums) for block_sums in sums])
     digest = hashlib.sha256()
-    for (name, tensor), numbers in zip(tensors.items(), read, strict=True):
+    for (name, tensor), numbers in zip(tensors.items(), host_sums, strict=True):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + numbers.numpy().tobytes())
     return digest.hexdigest()[:16]
 

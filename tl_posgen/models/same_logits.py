@@ -59,11 +59,11 @@ def without_hooks(model: Any) -> Iterator[None]:
     """While the block runs, no hook of TransformerLens is called."""
     points = list({id(point): point for point in model.hook_dict.values()}.values())
     lists = [hooks for point in points for hooks in (point._forward_hooks, point._forward_pre_hooks)]
-    held = [dict(hooks) for hooks in lists]
+    copies = [dict(hooks) for hooks in lists]
     try:
         for hooks in lists:
             hooks.clear()
         yield
     finally:
-        for hooks, before in zip(lists, held, strict=True):
+        for hooks, before in zip(lists, copies, strict=True):
             hooks.update(before)

@@ -64,28 +64,28 @@ def select_heads(model: Model | Session, layers: Layers = None, heads: Heads = N
 
 def named_heads(heads: Heads) -> list[tuple[int, int]]:
     """Return the layer and the index of each head that is named, whether a model has it or not."""
-    given: Any = heads
-    if isinstance(given, pd.DataFrame):
-        if missing := {"layer", "head"} - set(given.columns):
+    choice: Any = heads
+    if isinstance(choice, pd.DataFrame):
+        if missing := {"layer", "head"} - set(choice.columns):
             raise InputError(
                 "heads: a frame needs the columns layer and head, a row a head; "
-                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, given.columns))}]"
+                f"{' and '.join(sorted(missing))} missing among [{', '.join(map(str, choice.columns))}]"
             )
-        listed = list(given[["layer", "head"]].itertuples(index=False, name=None))
-    elif isinstance(given, str) or _is_pair(given):
-        listed = [given]
+        listed = list(choice[["layer", "head"]].itertuples(index=False, name=None))
+    elif isinstance(choice, str) or _is_pair(choice):
+        listed = [choice]
     else:
-        given = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
+        choice = choice.tolist() if hasattr(choice, "tolist") else choice  # arrays and tensors
         # an iterator can be read once, and the choice is needed for each model
-        if isinstance(given, bytes | Mapping | Iterator) or not isinstance(given, Iterable):
-            raise InputError(f"heads={given!r}: {_NAMED}")
-        listed = list(given)
+        if isinstance(choice, bytes | Mapping | Iterator) or not isinstance(choice, Iterable):
+            raise InputError(f"heads={choice!r}: {_NAMED}")
+        listed = list(choice)
     if not listed:
         raise InputError("no heads chosen; leave heads out to have all")
     pairs = []
     for head in listed:
         if not isinstance(head, str | tuple | list):
-            raise InputError(f"heads={given!r}: {head!r} says no layer; {_NAMED}")
+            raise InputError(f"heads={choice!r}: {head!r} says no layer; {_NAMED}")
         pair = parse_head(head) if isinstance(head, str) else tuple(head)
         if len(pair) != 2:
             raise InputError(f"head {pair!r}: a pair is (layer, head)")
@@ -130,12 +130,12 @@ def check_indices(indices: Layers, n: int, kind: str) -> list[int]:
     """Return the chosen layers, or what else is counted, in order, or all; InputError where the model lacks one."""
     if indices is None:
         return list(range(n))
-    given: Any = indices
-    given = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors
-    given = [given] if isinstance(given, int) and not isinstance(given, bool) else given
-    if isinstance(given, str | bytes | Mapping | Iterator) or not isinstance(given, Iterable):
-        raise InputError(f"{kind}s={given!r}: give a list of integers, such as {kind}s=[0, 1]")
-    if not (listed := list(given)):
+    choice: Any = indices
+    choice = choice.tolist() if hasattr(choice, "tolist") else choice  # arrays and tensors
+    choice = [choice] if isinstance(choice, int) and not isinstance(choice, bool) else choice
+    if isinstance(choice, str | bytes | Mapping | Iterator) or not isinstance(choice, Iterable):
+        raise InputError(f"{kind}s={choice!r}: give a list of integers, such as {kind}s=[0, 1]")
+    if not (listed := list(choice)):
         raise InputError(f"no {kind}s chosen; choose from {kind}s 0 to {n - 1}")
     return sorted({_index(index, n, kind) for index in listed})
 

@@ -126,8 +126,8 @@ class Session:
     @property
     def encoding(self) -> str:
         """The encodings of the layers ("rotary", "alibi", "absolute", "none"), joined by ", "; "" if unknown."""
-        found = [layer.geometry.encoding for layer in self.layers() if isinstance(layer, Probed)]
-        return ", ".join(dict.fromkeys(found))
+        encodings = [layer.geometry.encoding for layer in self.layers() if isinstance(layer, Probed)]
+        return ", ".join(dict.fromkeys(encodings))
 
     def remember_origin(self, origin: Origin, *, proved: bool = False) -> None:
         """Remember where the model came from; with `proved`, that it need not be compared with the plain model, as its
@@ -305,7 +305,7 @@ class Session:
     @property
     def needs_streaming(self) -> bool:
         """Tell whether scores of some layer show only while attention is streamed."""
-        return any(isinstance(one, Probed) and one.left_to_hf for one in self.layers())
+        return any(isinstance(layer, Probed) and layer.left_to_hf for layer in self.layers())
 
     def require_shown(self, probed: Probed) -> None:
         """Refuse a layer whose hooks carry softmax's output instead of scores while its attention is not streamed."""
@@ -317,10 +317,10 @@ class Session:
 
     def layer(self, index: int) -> Probed:
         """Return one layer; UnsupportedModelError where its scores cannot be recomputed from its q and k."""
-        found = self.layers()[index]
-        if isinstance(found, UnsupportedModelError):
-            raise UnsupportedModelError(*found.args)
-        return found
+        probed = self.layers()[index]
+        if isinstance(probed, UnsupportedModelError):
+            raise UnsupportedModelError(*probed.args)
+        return probed
 
     def attention(self, layer: int) -> Any:
         """Return the attention module of a layer."""
@@ -350,7 +350,7 @@ class Session:
         if not self.biased():
             raise NothingToMeasureError("no layer of this model has biases of queries or keys (none, or all are zero)")
         for layer in range(self.model.cfg.n_layers):
-            if (made := self.projections(layer)).biased and not made.is_affine:
+            if (projections := self.projections(layer)).biased and not projections.is_affine:
                 raise UnsupportedModelError(
                     f"layer {layer}: a norm or clipping follows the biases of its queries and keys, so they are no "
                     "summand of what enters RoPE"
@@ -378,8 +378,8 @@ def session_of(model: Model | Session) -> Session:
             "or a name or directory for tl_posgen.load_model"
         )
     memory = vars(model).get(MEMORY)
-    held = chain(model.named_parameters(), model.named_buffers() if memory is None else ())
-    if name := next((name for name, one in held if one.is_meta), None):
+    tensors = chain(model.named_parameters(), model.named_buffers() if memory is None else ())
+    if name := next((name for name, tensor in tensors if tensor.is_meta), None):
         raise InputError(
             f"{name} is on the device meta, which holds no numbers (offloaded by accelerate, or not loaded); load the "
             "whole model onto devices that hold it, such as load_model(..., device='cpu')"

@@ -55,7 +55,7 @@ def name_of_text(prompts: Any) -> str:
         "2 texts: 'Down.', .."
     """
     texts = [prompts] if isinstance(prompts, str) else prompts
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(one, str) for one in texts):
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
         return "token ids"
     begins = re.sub(r"\s+", " ", texts[0].strip()[: 2 * _BEGINNING])
     cut = f"{begins[:_BEGINNING].rstrip()} .." if len(begins) > _BEGINNING else begins
@@ -146,11 +146,11 @@ def first_id(session: Session, first: str | int) -> int:
     if isinstance(first, str):
         if tokenizer is None:
             raise InputError(f"first={first!r}: this model has no tokenizer; give the token's id")
-        known = tokenizer.get_vocab().get(first)
-        ids = tokenizer(first, add_special_tokens=False).input_ids if known is None else [known]
+        in_vocabulary = tokenizer.get_vocab().get(first)  # special tokens too
+        ids = tokenizer(first, add_special_tokens=False).input_ids if in_vocabulary is None else [in_vocabulary]
         if len(ids) != 1:
-            known = ", ".join(map(repr, tokenizer.all_special_tokens[:4]))
-            remedy = f"give the text of one token{f', such as {known}' if known else ''}, or an id"
+            special = ", ".join(map(repr, tokenizer.all_special_tokens[:4]))
+            remedy = f"give the text of one token{f', such as {special}' if special else ''}, or an id"
             raise InputError(f"first={first!r}: {len(ids)} tokens here, not one; {remedy}")
         return int(ids[0])
     if isinstance(first, bool) or not isinstance(first, int | np.integer) or not 0 <= first < d_vocab:
@@ -188,9 +188,9 @@ def repeated_share(rows: Sequence[Int[Tensor, " _"]]) -> float:
     if len(ids) < 2:
         return 0.0
     factors = np.random.default_rng(0).integers(2**62, size=min(_RUN, *map(len, ids))) * 2 + 1
-    hashes = [np.lib.stride_tricks.sliding_window_view(one, len(factors)) @ factors for one in ids]
-    times = Counter(chain.from_iterable(set(some.tolist()) for some in hashes))  # each run once a prompt
-    return float(np.mean([times[run] > 1 for some in hashes for run in some.tolist()]))
+    hashes = [np.lib.stride_tricks.sliding_window_view(prompt, len(factors)) @ factors for prompt in ids]
+    times = Counter(chain.from_iterable(set(runs.tolist()) for runs in hashes))  # each run once a prompt
+    return float(np.mean([times[run] > 1 for runs in hashes for run in runs.tolist()]))
 
 
 def spread(pieces: Sequence[Any], n: int) -> list[Any]:
@@ -245,8 +245,8 @@ def _bos_of(tokenizer: Any) -> list[int]:
         raise InputError("this model has no tokenizer, so it cannot be given a text; give token ids [batch, pos]")
     if tokenizer.init_kwargs.get("add_bos_token"):
         tokenizer = _tokenizer_of_files(tokenizer.name_or_path) or tokenizer
-    ids, own = (tokenizer("a", add_special_tokens=special).input_ids for special in (True, False))
-    return next((ids[:n] for n in range(len(ids)) if ids[n : n + len(own)] == own), [])
+    ids, plain_ids = (tokenizer("a", add_special_tokens=special).input_ids for special in (True, False))
+    return next((ids[:n] for n in range(len(ids)) if ids[n : n + len(plain_ids)] == plain_ids), [])
 
 
 @lru_cache(maxsize=8)
@@ -271,25 +271,25 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
 def given_prompts(tokenizer: Any, prompts: Any) -> list[list[int]]:
     """Return the token ids of every prompt that the user gave, without padding."""
     prompts, mask = ids_and_mask(prompts)
-    pad, found = pad_token(tokenizer), []
+    pad, token_ids = pad_token(tokenizer), []
     for rows in given_ids(prompts):
         spans = texts_of(rows, pad) if mask is None else spans_of_mask(mask)
-        found += [ids[span] for ids, span in zip(rows, spans, strict=True)]
-    return found
+        token_ids += [ids[span] for ids, span in zip(rows, spans, strict=True)]
+    return token_ids
 
 
 def given_ids(prompts: Any) -> list[list[list[int]]]:
     """Return the ids that the user gave: batches of prompts of one length, those of another length one by one."""
-    given = f"a {type(prompts).__name__}"
+    type_name = f"a {type(prompts).__name__}"
     if isinstance(prompts, list | tuple):
-        given += f" of {', '.join(sorted({type(one).__name__ for one in prompts})) or 'nothing'}"
-    wrong = f"prompts must be a text, a list of texts, or token ids [batch, pos]; this is {given}"
+        type_name += f" of {', '.join(sorted({type(item).__name__ for item in prompts})) or 'nothing'}"
+    wrong = f"prompts must be a text, a list of texts, or token ids [batch, pos]; this is {type_name}"
     if not isinstance(prompts, Sequence | Tensor | np.ndarray) or isinstance(prompts, str | bytes):
         raise InputError(wrong)
     several = isinstance(prompts, Sequence) and len(prompts) and not isinstance(prompts[0], int | np.integer)
-    found = [as_ids(one, wrong).tolist() for one in (prompts if several else [prompts])]
-    rows = [row for batch in found for row in batch]
-    return [rows] if len({len(row) for row in rows}) == 1 else found
+    batches = [as_ids(batch, wrong).tolist() for batch in (prompts if several else [prompts])]
+    rows = [row for batch in batches for row in batch]
+    return [rows] if len({len(row) for row in rows}) == 1 else batches
 
 
 def check_ids(session: Session, *prompts: Sequence[int]) -> None:

@@ -117,10 +117,10 @@ def explain(
             raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
     means = given_reference(session, reference, [index], sources=parts is None)
     letter: Side = "k" if side == "key" else "q"
-    found = _explanation_of(row, against, letter, means, parts, rest)
+    explained = _explanation_of(row, against, letter, means, parts, rest)
     if another is not None:
-        found = found.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
-    return replace(found, key=key)
+        explained = explained.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
+    return replace(explained, key=key)
 
 
 def _explanation_of(
@@ -151,23 +151,23 @@ def _explanation_of(
     by_source = SourceVectors.of_capture(session, capture, written, side)
     names, vectors = by_source.names, by_source.vectors()[:, 0]
     geometry, means = capture.geometry, reference.of_layer(capture.geometry)
-    every = (means.mean_query, means.mean_key, means.mean_turn)
-    mean_query, mean_key, turn = (x[head].to(k.device) for x in every)
-    known = means.sources.get(side) if parts is None else None
-    if known is not None:  # one that is zero in one text may be there in the other
+    of_heads = (means.mean_query, means.mean_key, means.mean_turn)
+    mean_query, mean_key, turn = (x[head].to(k.device) for x in of_heads)
+    sums = means.sources.get(side) if parts is None else None
+    if sums is not None:  # one that is zero in one text may be there in the other
         of_prompt = SourceSums(1, names, vectors)
-        names = tuple(dict.fromkeys((*names, *known.names)))
-        vectors, source_means = of_prompt.of_names(names), (known.of_names(names)[:, head] / known.n).to(k.device)
+        names = tuple(dict.fromkeys((*names, *sums.names)))
+        vectors, source_means = of_prompt.of_names(names), (sums.of_names(names)[:, head] / sums.n).to(k.device)
     else:  # the mean is a source of its own, which is taken from all tokens alike
-        whole = mean_key if side == "k" else mean_query
-        source_means = torch.cat([vectors.new_zeros(len(names), len(whole)), whole[None]])
+        mean = mean_key if side == "k" else mean_query
+        source_means = torch.cat([vectors.new_zeros(len(names), len(mean)), mean[None]])
         names, vectors = (*names, REFERENCE_MEAN), torch.cat([vectors, torch.zeros_like(vectors[:1])])
     keys = torch.as_tensor(row.keys, device=k.device)
     if side == "k":
-        sides = q[None, row.query], mean_query[None], vectors[:, keys], source_means
+        queries_and_keys = q[None, row.query], mean_query[None], vectors[:, keys], source_means
     else:
-        sides = vectors[:, row.query], source_means, k[None, keys], mean_key[None]
-    terms = source_terms(*sides, turn, row.query - keys, geometry.rope, geometry.scale)
+        queries_and_keys = vectors[:, row.query], source_means, k[None, keys], mean_key[None]
+    terms = source_terms(*queries_and_keys, turn, row.query - keys, geometry.rope, geometry.scale)
     used, total = double(capture.attn_scores[0, row.query, keys]), terms.sum((0, 2, 3))
     bias = geometry.distance_bias(double(row.query - keys), [head])
     alibi = torch.zeros_like(total) if bias is None else bias[0].to(total)
@@ -185,17 +185,17 @@ def _explanation_of(
     data["attention"] = "key", used.softmax(-1).cpu().numpy()
     if bias is not None:
         data[ALIBI] = "key", _less_baseline(alibi, baseline).cpu().numpy()
-    words, n_rotary = token_strings(session, row.tokens), len(geometry.rope.inv_freq)
+    strings, n_rotary = token_strings(session, row.tokens), len(geometry.rope.inv_freq)
     coordinates = {
         "term": list(TERMS),
         "key": list(row.keys),
         "plane": [*range(n_rotary), *([-1] if terms.shape[2] > n_rotary else [])],
         "source": np.array(names, dtype=object),
-        "token": ("key", np.array([words[key] for key in row.keys], dtype=object)),
+        "token": ("key", np.array([strings[key] for key in row.keys], dtype=object)),
     }
     attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query, "against_key": against}
-    attrs["against"] = "the mean of the other keys" if against is None else words[against]
-    attrs |= {"query_token": words[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(words)}
+    attrs["against"] = "the mean of the other keys" if against is None else strings[against]
+    attrs |= {"query_token": strings[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(strings)}
     attrs |= {"reference": reference.label, "note": note_of(capture), "largest_difference": float(off.max())}
     return Explanation(xr.Dataset(data, coordinates, attrs), row)
 

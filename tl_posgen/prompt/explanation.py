@@ -101,8 +101,8 @@ class Explanation:
         if self.key is not None:
             return self.key
         keys, attention = self.data["key"].values, abs(self.data["attention"].values)
-        others = np.where(keys == self.data.attrs["against_key"], -1.0, attention)
-        return int(keys[others.argmax()])
+        candidates = np.where(keys == self.data.attrs["against_key"], -1.0, attention)
+        return int(keys[candidates.argmax()])
 
     def frame(self, by: Sequence[str] = ("term",)) -> pd.DataFrame:
         """Return one row for each key and label, summed over all other labels.
@@ -121,7 +121,7 @@ class Explanation:
             True
         """
         by = (by,) if isinstance(by, str) else tuple(by or ())
-        if wrong := [one for one in by if one not in BY or by.count(one) > 1]:
+        if wrong := [label for label in by if label not in BY or by.count(label) > 1]:
             raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}, each once")
         summed = self.data["contribution"].sum([dim for dim in BY if dim not in by])
         frame = summed.transpose("key", *by).rename("contribution").to_dataframe().reset_index()
@@ -130,8 +130,8 @@ class Explanation:
             labels |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": self.data[ALIBI].values}
             frame = pd.concat([frame, pd.DataFrame(labels)], ignore_index=True)
         if not by:
-            whole = pd.DataFrame(frame.groupby(["key", "token"], sort=False).agg({"contribution": "sum"}))
-            return whole.reset_index().assign(score=self.data["score"].values)
+            sums = pd.DataFrame(frame.groupby(["key", "token"], sort=False).agg({"contribution": "sum"}))
+            return sums.reset_index().assign(score=self.data["score"].values)
         return pd.DataFrame(frame[["key", "token", *by, "contribution"]])
 
     def largest(self, n: int = 10, key: int | None = None, by: Sequence[str] = ("term", "source")) -> pd.DataFrame:
@@ -208,8 +208,8 @@ class Explanation:
         values, keys = cells.values.ravel(), np.repeat(cells["key"].values, cells[0].size)
         attention = np.repeat(self.data["attention"].values, cells[0].size)
         order = np.argsort(-abs(values) * attention * (1 - attention), kind="stable")
-        size, rest = float(abs(values[order[:n]]).sum()), float(abs(values[order[n:]]).sum())
-        if size > rest:
+        size, remaining = float(abs(values[order[:n]]).sum()), float(abs(values[order[n:]]).sum())
+        if size > remaining:
             raise InputError(f"n = {n}: give a number of {len(values)} terms that are less than all others together")
         log_p, pattern = row.predicted(torch.zeros(len(row.tokens)))
 
@@ -224,9 +224,9 @@ class Explanation:
             drawn = generator.permutation(order[n:])
             sizes = abs(values[drawn])
             before = sizes.cumsum() - sizes
-            some = before < size  # whole ones, and a part of the last
-            shares = np.minimum(1.0, (size - before[some]) / np.maximum(sizes[some], 1e-300))
-            draws.append(deleted(drawn[some], shares))
+            is_deleted = before < size  # whole ones, and a part of the last
+            shares = np.minimum(1.0, (size - before[is_deleted]) / np.maximum(sizes[is_deleted], 1e-300))
+            draws.append(deleted(drawn[is_deleted], shares))
         rows = [deleted(order[:n], np.ones(n)), pd.DataFrame(draws).mean().to_dict()]
         return pd.DataFrame(rows, index=pd.Index(["largest", "drawn"], name="deleted"))
 
@@ -270,14 +270,14 @@ class Explanation:
                 )
         if len(mine["key"]) != len(theirs["key"]):
             raise InputError(f"minus: {len(theirs['key'])} keys are taken from {len(mine['key'])}; explain both alike")
-        both = zip(mine["token"].values, theirs["token"].values, strict=True)
-        words = [own if own == token else f"{own} | {token}" for own, token in both]
+        token_pairs = zip(mine["token"].values, theirs["token"].values, strict=True)
+        tokens = [token if token == other_token else f"{token} | {other_token}" for token, other_token in token_pairs]
         names = list(dict.fromkeys([*mine["source"].values, *theirs["source"].values]))
         numeric = [name for name in ("contribution", "score", "attention", ALIBI) if name in mine]
         first, second = (
-            one[numeric].drop_vars("token").reindex(source=names, fill_value=0.0) for one in (mine, theirs)
+            dataset[numeric].drop_vars("token").reindex(source=names, fill_value=0.0) for dataset in (mine, theirs)
         )
-        data = (first - second).assign_coords(token=("key", np.array(words, dtype=object)))
+        data = (first - second).assign_coords(token=("key", np.array(tokens, dtype=object)))
         off = mine.attrs["largest_difference"] + theirs.attrs["largest_difference"]
         attrs = {**mine.attrs, "largest_difference": off, "other": theirs.attrs["prompt"]}
         return Explanation(data.assign_attrs(attrs))

@@ -29,10 +29,10 @@ def _heading(explanation: Explanation) -> tuple[str, str]:
     attrs = explanation.data.attrs
     title = f"Why {explanation.head} attends from {_quoted(attrs['query_token'])} ({attrs['query']})"
     key, against = attrs["against_key"], attrs["against"]
-    words = f"scores less {against if key is None else f'that of key {key}, {_quoted(against)}'}"
-    words = "; ".join(filter(None, [words, f"means of {plain(attrs['reference'])}", attrs["note"]]))
-    words = f"{words}<br>less the same of another prompt" if "other" in attrs else words
-    return f"{title} · {plain(attrs['model'])}", words
+    subtitle = f"scores less {against if key is None else f'that of key {key}, {_quoted(against)}'}"
+    subtitle = "; ".join(filter(None, [subtitle, f"means of {plain(attrs['reference'])}", attrs["note"]]))
+    subtitle = f"{subtitle}<br>less the same of another prompt" if "other" in attrs else subtitle
+    return f"{title} · {plain(attrs['model'])}", subtitle
 
 
 def _quoted(token: str) -> str:
@@ -44,9 +44,9 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
     """Draw terms of every key, and of the key that stands out its sources and planes, stacked by term."""
     data, key = explanation.data, explanation.stands_out
     shown = sorted(data["score"].to_series().abs().nlargest(MOST_KEYS).index)
-    words = dict(zip(data["key"].values, data["token"].values, strict=True))
-    labels, place = {at: f"{at} {_quoted(words[at])}" for at in shown}, f"key {key} {_quoted(words[key])}"
-    title_of_keys = f"by key ({len(shown)} of {len(words)})" if len(shown) < len(words) else "by key"
+    tokens = dict(zip(data["key"].values, data["token"].values, strict=True))
+    labels, place = {at: f"{at} {_quoted(tokens[at])}" for at in shown}, f"key {key} {_quoted(tokens[key])}"
+    title_of_keys = f"by key ({len(shown)} of {len(tokens)})" if len(shown) < len(tokens) else "by key"
     panels = Panels([title_of_keys, f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"], columns=1)
     bars = [explanation.frame(("term",)).query("key in @shown").assign(label=lambda rows: rows["key"].map(labels))]
     orders = [list(labels.values())]
@@ -55,7 +55,7 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
         order = list(rows[label].unique())
         if label == "source":
             order = list(rows["contribution"].abs().groupby(rows["source"]).sum().nlargest(MOST_SOURCES).index)
-        names = {one: "unrotated" if one == -1 else plain(one) for one in order}
+        names = {value: "unrotated" if value == -1 else plain(value) for value in order}
         bars.append(rows.query(f"{label} in @order").assign(label=lambda rows: rows[label].map(names)))  # noqa: B023
         orders.append(list(names.values()))
     for panel, (rows, order) in enumerate(zip(bars, orders, strict=True)):
@@ -76,7 +76,7 @@ def draw_explanation(explanation: Explanation) -> go.Figure:
 def colour_terms(explanation: Explanation) -> Any:
     """Return a circuitsvis page with the prompt coloured by the score and by each term, one below the other, on one
     scale."""
-    words, subtitle = _heading(explanation)
+    heading, subtitle = _heading(explanation)
     tokens = [str(token) for token in explanation.data["token"].values]
     terms = explanation.frame(("term",)).pivot(index="key", columns="term", values="contribution")
     named = {"score": explanation.data["score"].values}
@@ -85,19 +85,19 @@ def colour_terms(explanation: Explanation) -> Any:
     reach = float(np.quantile(abs(np.stack([named[name] for name in order])), 0.98)) or 1.0  # one scale for all
     ends = {"min_value": -reach, "max_value": reach}
     pages = [titled(token_colours(tokens, np.asarray(named[name]), **ends), title(name)) for name in order]
-    return stacked(pages, f"<p><b>{words}</b><br>{subtitle}</p>")
+    return stacked(pages, f"<p><b>{heading}</b><br>{subtitle}</p>")
 
 
 def page_of(explanation: Explanation) -> str:
     """Return an HTML page that loads nothing: the figure, the coloured prompt, and the largest terms."""
-    heading_words, subtitle = _heading(explanation)
+    heading, subtitle = _heading(explanation)
     label = "the prompt, coloured by the score and by each term"
     key = explanation.stands_out
     few, most = (
-        one.assign(term=one["term"].map(title))
-        for one in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS))
+        frame.assign(term=frame["term"].map(title))
+        for frame in (explanation.largest(FEW_ROWS, key), explanation.largest(MOST_ROWS))
     )
-    parts = [
+    contents = [
         {
             "id": "terms",
             "title": "Which terms make the score of each key?",
@@ -114,11 +114,11 @@ def page_of(explanation: Explanation) -> str:
         },
     ]
     sections = [  # each with its table folded, whole
-        {"findings": [], "figures": [], "views": [], "table": table_on_page(rows), "rows": len(rows), **one}
-        for one, rows in zip(parts, (explanation.table(), most), strict=True)
+        {"findings": [], "figures": [], "views": [], "table": table_on_page(rows), "rows": len(rows), **content}
+        for content, rows in zip(contents, (explanation.table(), most), strict=True)
     ]
-    words = {"title": Markup(heading_words), "beside": Markup(subtitle), "findings": []}
-    return fill_page(sections, (), explanation.data.attrs, words)
+    heading_and_subtitle = {"title": Markup(heading), "beside": Markup(subtitle), "findings": []}
+    return fill_page(sections, (), explanation.data.attrs, heading_and_subtitle)
 
 
 def cell_of_explanation(explanation: Explanation) -> InCell:
@@ -135,21 +135,21 @@ def print_explanation(explanation: Explanation, *, full: bool = False) -> None:
     """
     console, attrs, key = Console(markup=False), explanation.data.attrs, explanation.stands_out
     against = attrs["against"] if attrs["against_key"] is None else f"key {attrs['against_key']}, {attrs['against']!r}"
-    words = f"{attrs['model']}, {explanation.head}: scores, in logits, of query {attrs['query']}, "
-    words += (
+    heading = f"{attrs['model']}, {explanation.head}: scores, in logits, of query {attrs['query']}, "
+    heading += (
         f"{attrs['query_token']!r}, less {against}{', less the same of the other prompt' if 'other' in attrs else ''}"
     )
     table, terms = explanation.table(), explanation.largest(len(explanation.frame(("term", "source"))), key)
     for frame in (table, terms):
         frame["token"] = [repr(token) for token in frame["token"]]
     named = table["key"].isin([key, attrs["against_key"]])  # shown whatever attention they have
-    shown = table if full else table.loc[named | (np.arange(len(table)) < PRINTED_KEYS)]
-    print_frame(console, shown, words)
+    printed = table if full else table.loc[named | (np.arange(len(table)) < PRINTED_KEYS)]
+    print_frame(console, printed, heading)
     token = table.set_index("key")["token"][key]
     name = f"largest terms of key {key}, {token}, in logits, by source of the {attrs['side']}"
     terms = terms.assign(term=terms["term"].map(title)).drop(columns=["key", "token"])
     print_frame(console, terms.head(len(terms) if full else PRINTED_TERMS), name)
-    left = len(table) - len(shown)
+    left = len(table) - len(printed)
     if left > 0 and not full:
         print(f"Not shown: {counted(left, 'key')} with less attention; --full shows all.")
     note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""

@@ -91,7 +91,7 @@ def source_terms(
         zq * deviations * (turn - mean_turn),
     )
     shape = (len(distances), len(zq), len(mk), mk.shape[-1])
-    found = scale * torch.stack([term.real.expand(shape) for term in terms]).flatten(2, 3).mT
+    by_plane = scale * torch.stack([term.real.expand(shape) for term in terms]).flatten(2, 3).mT
     rotary = len(rope.inv_freq)
-    rest = found[:, :, rotary:].sum(2, keepdim=True)
-    return torch.cat([found[:, :, :rotary], *([rest] if found.shape[2] > rotary else [])], 2)
+    unrotated = by_plane[:, :, rotary:].sum(2, keepdim=True)
+    return torch.cat([by_plane[:, :, :rotary], *([unrotated] if by_plane.shape[2] > rotary else [])], 2)

@@ -77,9 +77,9 @@ def split(
     ((index, picked),) = selected.items()
     tokens = one_prompt(session, prompt)
     session.layer(index)  # refused before the reference is read
-    means, found = given_reference(session, reference, [index]), []
-    run_capture(session, tokens[None], found.append, {"attn_scores"}, heads=[(index, head) for head in picked])
-    return _split_of_capture(session, found[0], means)
+    means, captures = given_reference(session, reference, [index]), []
+    run_capture(session, tokens[None], captures.append, {"attn_scores"}, heads=[(index, head) for head in picked])
+    return _split_of_capture(session, captures[0], means)
 
 
 def position_part(
@@ -150,14 +150,14 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
         parts["capped"] = used
     labelled = ((name, part, {"description": _DESCRIPTIONS[name]}) for name, part in parts.items())
     data = {
-        name: (DIMS, double(part).masked_fill(~visible, torch.nan).cpu().numpy(), {"units": "logits", **told})
-        for name, part, told in labelled
+        name: (DIMS, double(part).masked_fill(~visible, torch.nan).cpu().numpy(), {"units": "logits", **attributes})
+        for name, part, attributes in labelled
     }
     coordinates: dict[str, Any] = {"head": list(capture.heads)}
     coordinates |= {dim: range(capture.length) for dim in ("query", "key")}
     if capture.tokens is not None:
-        words = np.array(token_strings(session, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
-        coordinates |= {"query_token": ("query", words), "key_token": ("key", words)}
+        strings = np.array(token_strings(session, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
+        coordinates |= {"query_token": ("query", strings), "key_token": ("key", strings)}
     attrs = {"model": session.label, "layer": geometry.layer, "reference": reference.label}
     attrs |= {"largest_difference": float(gap.max()), "note": note_of(capture)}
     return xr.Dataset(data, coordinates, attrs)
@@ -166,8 +166,8 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
 def _terms_of(capture: LayerCapture, reference: Reference) -> dict[str, Float[Tensor, "head query key"]]:
     """Return the terms of a captured layer's scores, without a mask."""
     geometry, means, k = capture.geometry, reference.of_layer(capture.geometry), capture.k
-    every = (means.mean_query, means.mean_key, means.mean_turn)
-    mean_query, mean_key, turn = (x[list(capture.heads)].to(k.device) for x in every)
+    of_heads = (means.mean_query, means.mean_key, means.mean_turn)
+    mean_query, mean_key, turn = (x[list(capture.heads)].to(k.device) for x in of_heads)
     return split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
 
 
@@ -239,27 +239,27 @@ def patch_parts(
     selected = select_heads(session, heads=heads)
     row, captures = one_prompt(session, from_prompt), list[LayerCapture]()
     means = given_reference(session, reference, list(selected))
-    places = [(layer, head) for layer, some in selected.items() for head in some]
+    places = [(layer, head) for layer, picked in selected.items() for head in picked]
     run_capture(session, row[None], captures.append, heads=places)
 
     def part_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        found = _terms_of(capture, means)
-        zero = torch.zeros_like(found["position"])
+        by_term = _terms_of(capture, means)
+        zero = torch.zeros_like(by_term["position"])
         if not capture.geometry.rope.rotary_dim:  # position and interaction are zero, as in `split`
             if capture.geometry.has_cap:  # which lets softmax see one number a row
-                found["query_key"] = found["query_key"] + found["position"]
-            found |= {"position": zero, "interaction": zero}
-        return sum((found[term] for term in terms), zero)
+                by_term["query_key"] = by_term["query_key"] + by_term["position"]
+            by_term |= {"position": zero, "interaction": zero}
+        return sum((by_term[term] for term in terms), zero)
 
-    others = {capture.layer: part_of(capture) for capture in captures}
+    other_parts = {capture.layer: part_of(capture) for capture in captures}
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         if capture.length != len(row):
             raise InputError(f"patch_parts: {capture.length} tokens run, and from_prompt has {len(row)}; give as many")
         geometry = capture.geometry
-        own = geometry.scale * capture.rotated_q @ capture.rotated_k.mT
-        kept = [selected[capture.layer].index(head) for head in capture.heads]
-        change = others[capture.layer][kept].to(own.device) - part_of(capture)
-        return finished(own + change.to(own), capture)
+        own_scores = geometry.scale * capture.rotated_q @ capture.rotated_k.mT
+        indices = [selected[capture.layer].index(head) for head in capture.heads]
+        change = other_parts[capture.layer][indices].to(own_scores.device) - part_of(capture)
+        return finished(own_scores + change.to(own_scores), capture)
 
     return replace_scores(session, scores_of, heads=places)

@@ -52,7 +52,7 @@ def stacked(pages: Sequence[Any], heading: str):
     from circuitsvis.utils.render import RenderedHTML
 
     parts = [split_script(page) for page in pages]
-    scripts = "".join(f"<script>{one}</script>" for one in dict.fromkeys(script for script, _ in parts))
+    scripts = "".join(f"<script>{script}</script>" for script in dict.fromkeys(script for script, _ in parts))
     return RenderedHTML(
         heading + scripts + "".join(fragment for _, fragment in parts),
         heading + "".join(page.cdn_src for page in pages),

@@ -77,9 +77,9 @@ def titled(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         if trace["showlegend"] and trace["name"]:
             alike[re.sub(r"\d+", "#", str(trace["name"]))].append(trace)
     for traces in alike.values():
-        kept = {id(trace) for trace in evenly(traces)}
+        in_legend = {id(trace) for trace in evenly(traces)}
         for trace in traces:
-            trace["showlegend"] = id(trace) in kept
+            trace["showlegend"] = id(trace) in in_legend
     axes: Any = (*figure.select_xaxes(), *figure.select_yaxes())
     for axis in axes:
         if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
@@ -169,14 +169,14 @@ class Panels:
         self.row_height = row_height
         subplots = subplots if titles else {}  # their specs are of no panel
         between = min(85 / row_height, 0.5) / self.n_rows  # two lines of a title, and names of ticks
-        given: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": between}
+        settings: dict[str, Any] = {"horizontal_spacing": 0.05, "vertical_spacing": between}
         cells = [
             [{} if place < len(titles) else None for place in range(row, row + self.n_columns)]
             for row in range(0, self.n_rows * self.n_columns, self.n_columns)
         ]
-        given |= ({"specs": cells} if titles else {}) | subplots
-        given["horizontal_spacing"] = min(given["horizontal_spacing"], 0.5 / self.n_columns)
-        self.figure = make_subplots(rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **given)
+        settings |= ({"specs": cells} if titles else {}) | subplots
+        settings["horizontal_spacing"] = min(settings["horizontal_spacing"], 0.5 / self.n_columns)
+        self.figure = make_subplots(rows=self.n_rows, cols=self.n_columns, subplot_titles=list(titles), **settings)
         self.figure.update_annotations(font_size=12)
         self._named: set[str] = set()
 
@@ -184,9 +184,9 @@ class Panels:
         """Add traces to a panel; panels are counted row by row."""
         for trace in traces:
             if trace["name"] is not None and trace["type"] != "heatmap":
-                shown = trace["name"] not in self._named and trace["showlegend"] is not False
-                trace["legendgroup"], trace["showlegend"] = trace["name"], shown
-                self._named |= {trace["name"]} if shown else set()
+                in_legend = trace["name"] not in self._named and trace["showlegend"] is not False
+                trace["legendgroup"], trace["showlegend"] = trace["name"], in_legend
+                self._named |= {trace["name"]} if in_legend else set()
         at = self.place_of(panel)
         self.figure.add_traces(list(traces), rows=[at["row"]] * len(traces), cols=[at["col"]] * len(traces))
 
@@ -208,8 +208,10 @@ class Panels:
             self.figure.update_xaxes(type="log", **ticks_from_zero(top - 1))
         last = max(0, self.n_panels - self.n_columns)
         for panel in range(last // self.n_columns * self.n_columns, self.n_panels):
-            own: dict[str, Any] = {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}
-            self.figure.update_xaxes(title_text=x, **self.place_of(panel), **own)
+            selector: dict[str, Any] = (
+                {} if panel >= last else {"selector": lambda axis: axis.showticklabels is not False}
+            )
+            self.figure.update_xaxes(title_text=x, **self.place_of(panel), **selector)
         self.figure.update_yaxes(title_text=y, col=1)
         return self
 
@@ -269,10 +271,10 @@ def named_points(
     low, high = low - 0.05 * (high - low), high + 0.08 * (high - low)
     edge, step = float(x.max() + 0.08 * ((np.ptp(x)) or 1.0)), (high - low) * _LINE / height
     places = np.sort(y).astype(float)
-    for one in range(1, len(places)):  # up, until each line has its height
-        places[one] = max(places[one], places[one - 1] + step)
-    for one in range(len(places) - 1, -1, -1):  # down again, below the top
-        places[one] = min(places[one], high - step * (len(places) - one))
+    for index in range(1, len(places)):  # up, until each line has its height
+        places[index] = max(places[index], places[index - 1] + step)
+    for index in range(len(places) - 1, -1, -1):  # down again, below the top
+        places[index] = min(places[index], high - step * (len(places) - index))
     for point, place in zip(np.argsort(y), places, strict=True):
         tail = {"ax": edge, "ay": float(place), "axref": "x", "ayref": "y", "xanchor": "left"}
         arrow = {"arrowhead": 0, "arrowwidth": 0.7, "arrowcolor": NULL_COLOUR, "standoff": 5}

@@ -51,7 +51,7 @@ def head_map(
     """
 
     def figure(result: Any) -> go.Figure:
-        pairs = [(one, {}) if isinstance(one, str) else one for one in names]
+        pairs = [(entry, {}) if isinstance(entry, str) else entry for entry in names]
         pairs = [(name, at) for name, at in pairs if name in result.trained]
         maps = []
         for side, data, _ in drawn_models(result):
@@ -108,26 +108,26 @@ def map_panels(
         return (float(array.min()), float(array.max())) if array.size else (np.nan, np.nan)
 
     drawn: dict[Any, tuple[Map, list[str]]] = {}
-    for one in maps:
-        (low, high), (model, below) = ends(one.array), drawn.get(one.what, (one, []))
-        if one.side != model.side and high - low < _FLAT * -np.subtract(*ends(model.array)):
-            below.append(f"{one.side}: between {low:.3g} and {high:.3g}")
+    for side_map in maps:
+        (low, high), (model, below) = ends(side_map.array), drawn.get(side_map.what, (side_map, []))
+        if side_map.side != model.side and high - low < _FLAT * -np.subtract(*ends(model.array)):
+            below.append(f"{side_map.side}: between {low:.3g} and {high:.3g}")
         else:
-            drawn[(one.what, one.side) if one.what in drawn else one.what] = one, []
-    arrays = [one.array for one, _ in drawn.values()]
+            drawn[(side_map.what, side_map.side) if side_map.what in drawn else side_map.what] = side_map, []
+    arrays = [side_map.array for side_map, _ in drawn.values()]
     height = row_height or max(170, min(28 * max((len(array) for array in arrays), default=0), 700))
-    found = Panels([one.title for one, _ in drawn.values()], row_height=height, **panels)
-    across = found.n_columns * max((array.shape[1] for array in arrays), default=0)
+    grid = Panels([side_map.title for side_map, _ in drawn.values()], row_height=height, **panels)
+    across = grid.n_columns * max((array.shape[1] for array in arrays), default=0)
     for number, array in enumerate(arrays):
         is_written = across <= _CELLS_ACROSS and array.size <= _CELLS
-        found.add(number, heat(array, texttemplate="%{z:.2f}" if is_written else None))
-    found.axes(x, y).figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
+        grid.add(number, heat(array, texttemplate="%{z:.2f}" if is_written else None))
+    grid.axes(x, y).figure.update_xaxes(type="category", nticks=10).update_yaxes(type="category")
     for number, (_, below) in enumerate(drawn.values()):
         if below:
-            found.say_below(number, below)
-    known = [end for one in arrays for end in ends(one) if end == end] or [0, 1]
-    found.figure.update_layout(coloraxis=colour_axis(*(limits or (min(known), max(known)))))
-    return found
+            grid.say_below(number, below)
+    extremes = [end for array in arrays for end in ends(array) if end == end] or [0, 1]
+    grid.figure.update_layout(coloraxis=colour_axis(*(limits or (min(extremes), max(extremes)))))
+    return grid
 
 
 def layer_curves(
@@ -159,16 +159,16 @@ def layer_curves(
 
     def curve(x: np.ndarray, y: np.ndarray, hover: str, name: str, colour: str) -> dict[str, Any]:
         look = {"type": "scatter", "mode": "lines", "line": {"color": colour, "width": 1.6}, "showlegend": None}
-        words = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{customdata}}: %{{y:.3f}}<extra></extra>"}
+        texts = {"name": name, "hovertemplate": f"{hover}<br>{along} %{{customdata}}: %{{y:.3f}}<extra></extra>"}
         # a mapping, which is faster than a trace: there may be a thousand
-        return look | words | {"x": x, "y": y, "customdata": x - log_x}
+        return look | texts | {"x": x, "y": y, "customdata": x - log_x}
 
     layers, many = result.trained["layer"].values, result.trained.sizes["head"] > MOST_CURVES
     panels = Panels([f"layer {layer}" for layer in layers], shared_xaxes=True)
-    for side, whole, colour in reversed(drawn_models(result)):
-        chosen = at_usual_labels(result, whole[measure], at).to_dataset(name=measure)
+    for side, dataset, colour in reversed(drawn_models(result)):
+        chosen = at_usual_labels(result, dataset[measure], at).to_dataset(name=measure)
         data = thinned(chosen)[measure].transpose("layer", "head", along)
-        x, is_null = data[along].values + log_x, whole is not result.trained
+        x, is_null = data[along].values + log_x, dataset is not result.trained
         for number, layer in enumerate(layers):
             curves = data.values[number].astype(np.float32)
             if is_null or many:
@@ -187,8 +187,8 @@ def layer_curves(
     for number, layer in enumerate(layers):
         panels.add(number, *more_curves(thinned(result.trained), layer))
     panels.axes(along, y_title, log_x=log_x)
-    words = f"{subtitle}; {_MEDIAN}" if many else subtitle
-    figure = panels.titled(f"{title} · {model_label(result.trained)}", words)
+    full_subtitle = f"{subtitle}; {_MEDIAN}" if many else subtitle
+    figure = panels.titled(f"{title} · {model_label(result.trained)}", full_subtitle)
     if result.trained[along].dtype.kind == "i" and result.trained.sizes[along] <= _FEW and not log_x:
         figure.update_xaxes(dtick=1)  # there is no prompt 0.5
     return figure

@@ -36,7 +36,7 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
     kinds = [kind for kind in NULL_KINDS if any(kind in result.by_kind for result in results.values())]
     nulls = [table[[*HEAD]].merge(report.frame(kind), on=[*HEAD], how="left") for kind in kinds]
     places = list(zip(table["layer"].astype(int), table["head"].astype(int), strict=True))
-    labels = {name: label for one in results.values() for name, (_, label) in one.headline_labels().items()}
+    labels = {name: label for result in results.values() for name, (_, label) in result.headline_labels().items()}
     numbers = [
         {
             "label": labels.get(name, title(name)),
@@ -56,11 +56,11 @@ def heads_of(results: Mapping[str, Result]) -> dict[str, Any] | None:
                 for place in product(*(array[dim].values.tolist() for dim in over)):
                     curves.append(_curve_of(result, name, along, dict(zip(over, place, strict=True)), places))
     names = [head_name(*place) for place in places]
-    variables = [one for result in results.values() for one in result.measure.variables.values()]
-    ranked = [one.headline for one in variables if one.ranked and one.headline in table]
-    known = [name for name in ranked if table[name].notna().any()]
-    first = names[int(table[known[0]].argmax())] if known else names[0]
-    patterns = [_patterns_of(one, names) for one in results.values() if one.measure.patterns in one.trained]
+    variables = [variable for result in results.values() for variable in result.measure.variables.values()]
+    ranked = [variable.headline for variable in variables if variable.ranked and variable.headline in table]
+    defined = [name for name in ranked if table[name].notna().any()]
+    first = names[int(table[defined[0]].argmax())] if defined else names[0]
+    patterns = [_patterns_of(result, names) for result in results.values() if result.measure.patterns in result.trained]
     return {"names": names, "first": first, "nulls": kinds, "numbers": numbers, "curves": curves, "patterns": patterns}
 
 
@@ -71,8 +71,8 @@ def _patterns_of(result: Result, names: Sequence[str]) -> dict[str, Any]:
     maps = array.reindex({unit: list(names)}).fillna(0).transpose(unit, ...).values
     tokens = [str(token) for token in result.trained["token"].values[: maps.shape[-1]]]
     steps = base64.b64encode(np.round(255 * np.clip(maps, 0, 1)).astype(np.uint8).tobytes()).decode()
-    known = [name in array[unit] for name in names]
-    return {"kinds": array[kind].values.tolist(), "tokens": tokens, "steps": steps, "known": known}
+    has_maps = [name in array[unit] for name in names]
+    return {"kinds": array[kind].values.tolist(), "tokens": tokens, "steps": steps, "known": has_maps}
 
 
 def _rounded(value: int | float) -> float | None:
@@ -97,21 +97,21 @@ def _curve_of(
             array = array.isel({along: np.unique(spread.astype(int))})
         return array.stack(unit=("layer", "head")).transpose("unit", along)
 
-    own = rows(result.trained)
-    by_place = dict(zip(own["unit"].values, own.values, strict=True))
-    empty = np.full(own.shape[1], np.nan)
+    of_model = rows(result.trained)
+    by_place = dict(zip(of_model["unit"].values, of_model.values, strict=True))
+    empty = np.full(of_model.shape[1], np.nan)
     variable = result.measure.variables.get(name)
     heading = ", ".join([variable.label if variable else name, *map(str, labels.values())])
     null = None if result.null is None else rows(result.null)
     span = None
-    if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == own.shape[1]:
+    if null is not None and np.isfinite(null.values).any(0).all() and null.shape[1] == of_model.shape[1]:
         ends = {"low": np.nanmin(null.values, 0), "high": np.nanmax(null.values, 0)}
         span = {side: [_rounded(value) for value in end] for side, end in ends.items()}
     return {
         "title": f"{heading} · {model_name(result.trained)}",
         "along": along,
-        "ticks": ticks_from_zero(float(own[along].values[-1])) if log else None,
-        "x": [float(x) + log for x in own[along].values],
+        "ticks": ticks_from_zero(float(of_model[along].values[-1])) if log else None,
+        "x": [float(x) + log for x in of_model[along].values],
         "rows": [[_rounded(value) for value in by_place.get(place, empty)] for place in places],
         "null": span,
     }

@@ -59,25 +59,27 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
     names = dict.fromkeys(name for curves in panels.values() for name, *_ in curves)
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
     symbols = {name: SYMBOLS[place % len(SYMBOLS)] for place, name in enumerate(names)}
-    for number, curves in enumerate(panels.values()):
+    for panel, curves in enumerate(panels.values()):
         for name, variable, *labels in curves:
             array: Any = (
                 variable(numbers) if callable(variable) else numbers.array(variable, **{along: None} | dict(*labels))
             )
             bounds = None if callable(variable) else numbers.bounds_of(variable)
-            nulls = {kind: [one.value for one in null.along(array, along)] for kind, null in numbers.by_null.items()}
-            known = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
+            nulls = {
+                kind: [number.value for number in null.along(array, along)] for kind, null in numbers.by_null.items()
+            }
+            defined = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
             at_places = numbers.along(array, along, bounds)
-            ends = [[getattr(one, end) for one in at_places] for end in ENDS]
+            ends = [[getattr(number, end) for number in at_places] for end in ENDS]
             at, look = array[along].values.tolist(), (colours[name], symbols[name])
-            yield _Drawn(number, at, name, *look, np.array(ends), known)
+            yield _Drawn(panel, at, name, *look, np.array(ends), defined)
 
 
-def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *told: str) -> go.Figure:
+def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *notes: str) -> go.Figure:
     """Return the figure under its title, with the model's name, and a subtitle that may name options."""
     names = {**result.trained.attrs, **result.measure.options()}
-    words = subtitle(result) if callable(subtitle) else subtitle.format(**names)
-    return panels.titled(f"{title} · {model_label(result.trained)}", "; ".join(filter(None, [words, *told])))
+    text = subtitle(result) if callable(subtitle) else subtitle.format(**names)
+    return panels.titled(f"{title} · {model_label(result.trained)}", "; ".join(filter(None, [text, *notes])))
 
 
 def lines(
@@ -102,20 +104,20 @@ def lines(
     """
 
     def figure(result: Any) -> go.Figure:
-        known = panels(result) if callable(panels) else panels
-        drawn = Panels(list(known), columns=columns, row_height=280)
-        for one in _drawn(result, known, along):
-            at = (result.trained[x].values + log_x).tolist() if x else one.labels
-            curve: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 6, "symbol": one.symbol}}
-            curve["error_y"] = error_bars(*one.ends)
-            drawn.add(one.panel, line(at, one.ends[0], one.name, one.colour, **curve))
-            for kind, values in one.nulls.items():
+        by_title = panels(result) if callable(panels) else panels
+        drawn = Panels(list(by_title), columns=columns, row_height=280)
+        for curve in _drawn(result, by_title, along):
+            at = (result.trained[x].values + log_x).tolist() if x else curve.labels
+            style: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 6, "symbol": curve.symbol}}
+            style["error_y"] = error_bars(*curve.ends)
+            drawn.add(curve.panel, line(at, curve.ends[0], curve.name, curve.colour, **style))
+            for kind, values in curve.nulls.items():
                 look: dict[str, Any] = {"dash": NULL_KINDS[kind].dash, "width": 1, "showlegend": False}
-                drawn.add(one.panel, line(at, values, f"{one.name}, {kind}", one.colour, **look))
+                drawn.add(curve.panel, line(at, values, f"{curve.name}, {kind}", curve.colour, **look))
         over = "mean over heads, " if along == "layer" else ""
-        words = {"dash": "dashed", "dot": "dotted", "dashdot": "dash-dotted"}
+        dash_words = {"dash": "dashed", "dot": "dotted", "dashdot": "dash-dotted"}
         dashes = {kind: NULL_KINDS[kind].dash for kind in result.numbers.by_null}
-        broken = [f"{words.get(dash, dash)}: {kind}" for kind, dash in dashes.items()]
+        broken = [f"{dash_words.get(dash, dash)}: {kind}" for kind, dash in dashes.items()]
         drawn.axes(x_title or x or along, y_title, log_x=log_x)
         return _finished(drawn, result, title, subtitle, f"{over}{_INTERVALS}", *broken)
 
@@ -142,23 +144,25 @@ def bars(
     """
 
     def figure(result: Any) -> go.Figure:
-        known = panels(result) if callable(panels) else panels
-        every = list(_drawn(result, known, along))
-        words = {label: in_words(label, result.measure.words) for one in every for label in one.labels}
-        n_bars = max(sum(1 + len(one.nulls) for one in every if one.panel == panel) for panel in range(len(known)))
+        by_title = panels(result) if callable(panels) else panels
+        curves = list(_drawn(result, by_title, along))
+        words = {label: in_words(label, result.measure.words) for curve in curves for label in curve.labels}
+        n_bars = max(
+            sum(1 + len(curve.nulls) for curve in curves if curve.panel == panel) for panel in range(len(by_title))
+        )
         height = 60 + max(1, len(words)) * max(24, 20 * n_bars)
-        look: dict[str, Any] = {"columns": columns or len(known), "shared_yaxes": True, "horizontal_spacing": 0.04}
-        drawn = Panels(list(known), row_height=height, **look)
-        for one in every:
-            names, (value, low, high) = [words[label] for label in one.labels], one.ends
+        look: dict[str, Any] = {"columns": columns or len(by_title), "shared_yaxes": True, "horizontal_spacing": 0.04}
+        drawn = Panels(list(by_title), row_height=height, **look)
+        for curve in curves:
+            names, (value, low, high) = [words[label] for label in curve.labels], curve.ends
             written = ["" if np.isnan(number) else format(number, form) for number in value]
-            bar = go.Bar(x=value, y=names, name=one.name, text=written, orientation="h", marker_color=one.colour)
-            drawn.add(one.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
-            for kind, values in one.nulls.items():
+            bar = go.Bar(x=value, y=names, name=curve.name, text=written, orientation="h", marker_color=curve.colour)
+            drawn.add(curve.panel, bar.update(error_x=error_bars(value, low, high), **AT_START))
+            for kind, values in curve.nulls.items():
                 grey: dict[str, Any] = {"orientation": "h", "marker_color": NULL_KINDS[kind].colour}
-                drawn.add(one.panel, go.Bar(x=values, y=names, name=f"{one.name}, {kind}", **grey))
+                drawn.add(curve.panel, go.Bar(x=values, y=names, name=f"{curve.name}, {kind}", **grey))
         drawn.figure.update_yaxes(autorange="reversed", automargin=True).update_layout(barmode="group", bargap=0.12)
-        has_ends = any(np.isfinite(one.ends[1:]).any() for one in every)
+        has_ends = any(np.isfinite(curve.ends[1:]).any() for curve in curves)
         return _finished(drawn, result, title, subtitle, _INTERVALS if has_ends else "")
 
     return figure
@@ -187,19 +191,19 @@ def points(
     """
 
     def figure(result: Any) -> go.Figure:
-        known = panels(result) if callable(panels) else panels or {"": {}}
-        drawn = Panels(list(known), columns=columns, horizontal_spacing=0.04)
-        for panel, labels in enumerate(known.values()):
+        by_title = panels(result) if callable(panels) else panels or {"": {}}
+        drawn = Panels(list(by_title), columns=columns, horizontal_spacing=0.04)
+        for panel, labels in enumerate(by_title.values()):
             tops = []
             for kind, (side, data, colour) in zip(result.by_kind, drawn_models(result), strict=True):
                 ends = (at_usual_labels(result, data[name], {**labels, **at}) for name, at in (x, y))
-                both = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
+                coordinates = xr.concat(list(ends), "axis").stack(place=HEAD).dropna("place")
                 symbol = NULL_KINDS[kind].symbol if kind in NULL_KINDS else "circle"
                 look = {"color": colour, "size": 7, "symbol": symbol}
-                words = {"text": head_names(both["place"].values), "hovertemplate": _HOVER, "name": side}
-                words |= {"meta": "heads"} if data is result.trained else {}
-                drawn.add(panel, go.Scatter(x=both[0], y=both[1], mode="markers", marker=look, **words))
-                tops.append(float(both.max()) if both.size else np.nan)
+                texts = {"text": head_names(coordinates["place"].values), "hovertemplate": _HOVER, "name": side}
+                texts |= {"meta": "heads"} if data is result.trained else {}
+                drawn.add(panel, go.Scatter(x=coordinates[0], y=coordinates[1], mode="markers", marker=look, **texts))
+                tops.append(float(coordinates.max()) if coordinates.size else np.nan)
             if equal:
                 ends = [0, tops[0]]
                 drawn.add(panel, line(ends, ends, "equal", "black", dash="dot", width=1, hoverinfo="skip"))
@@ -234,17 +238,17 @@ def heat_maps(
     """
 
     def figure(result: Any) -> go.Figure:
-        shown, maps = drawn_models(result), []
+        models, maps = drawn_models(result), []
         rows = product(*(result.trained[dim].values.tolist() for dim in per))
-        for row, (side, data, _) in product(rows, shown):
+        for row, (side, data, _) in product(rows, models):
             labels = dict(zip(per, row, strict=True))
             array = at_usual_labels(result, data[name], labels)
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             array = array if diagonal else array.where(~np.eye(*array.shape, dtype=bool))
             where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())
             maps.append(Map(row, side, f"{side}{where}", array))
-        words = {"x": x_title or across, "y": y_title or down}
-        drawn = map_panels(maps, limits, columns=len(shown), row_height=row_height, **words)
+        axis_titles = {"x": x_title or across, "y": y_title or down}
+        drawn = map_panels(maps, limits, columns=len(models), row_height=row_height, **axis_titles)
         drawn.figure.update_yaxes(autorange="reversed")
         return _finished(drawn, result, title, subtitle)
 

@@ -34,17 +34,17 @@ _BAND = {"fill": "toself", "fillcolor": "rgba(156,163,175,.35)", "mode": "lines"
 def one_head_of(results: Mapping[str, Result], head: Any, *more: Any) -> "HeadView":
     """Return one head of these results; see `Report.head`."""
     if more:
-        given = ", ".join(map(repr, (head, *more)))
-        raise InputError(f'head({given}): give a name, head("L3H1"), or a pair, head((3, 1))')
+        arguments = ", ".join(map(repr, (head, *more)))
+        raise InputError(f'head({arguments}): give a name, head("L3H1"), or a pair, head((3, 1))')
     pairs = named_heads(head)
     if len(pairs) != 1:
         raise InputError(f'head={head!r}: these are {len(pairs)} heads; give one, such as "L3H1"')
     view = HeadView(*pairs[0], results)
     if view.frame().empty:
         frame = Report(results, {}).frame()
-        known = [[*dict.fromkeys(frame[dim].tolist())] for dim in HEAD]
-        there = f"layers {in_ranges(sorted(known[0]))}, heads {in_ranges(sorted(known[1]))}"
-        remedy = f"there are {there}" if known[0] else "this report has no numbers of single heads"
+        existing = [[*dict.fromkeys(frame[dim].tolist())] for dim in HEAD]
+        there = f"layers {in_ranges(sorted(existing[0]))}, heads {in_ranges(sorted(existing[1]))}"
+        remedy = f"there are {there}" if existing[0] else "this report has no numbers of single heads"
         raise InputError(f"no result has a number of {view.name}; {remedy}")
     return view
 
@@ -70,9 +70,9 @@ class HeadView:
     def numbers(self) -> Iterator[tuple[str, str, Number]]:
         """Yield measure, quantity and `Number` of each that is one of this head, at each label of few."""
         for result in self.results.values():
-            own, usual = result.numbers, {name: at for name, at in result.measure.usual().items() if name != "tokens"}
+            numbers, usual = result.numbers, {dim: at for dim, at in result.measure.usual().items() if dim != "tokens"}
             for name, variable in result.measure.variables.items():
-                array = own.dataset[name] if name in own else None
+                array = numbers.dataset[name] if name in numbers else None
                 if array is None or not set(HEAD) <= set(array.dims) or array.dtype.kind not in "biuf":
                     continue
                 if self.layer not in array["layer"] or self.head not in array["head"]:
@@ -84,7 +84,7 @@ class HeadView:
                     continue
                 for place in product(*(array[dim].values.tolist() for dim in over)):
                     at = dict(zip(over, place, strict=True))
-                    if number := own.number(array.sel(at), own.bounds_of(name)):
+                    if number := numbers.number(array.sel(at), numbers.bounds_of(name)):
                         words = [
                             f"{label} token" if dim == "tokens" else _in_words(dim, label, result.measure.words)
                             for dim, label in at.items()
@@ -104,9 +104,9 @@ class HeadView:
     def plot(self) -> go.Figure:
         """Draw the curves of this head, behind them the span of the first random init's heads, and its maps between the
         first tokens, where measures have them."""
-        shown = heads_of(self.results) or {"names": [], "curves": []}
-        place = shown["names"].index(self.name) if self.name in shown["names"] else None
-        curves, maps = shown["curves"] if place is not None else [], []
+        heads_data = heads_of(self.results) or {"names": [], "curves": []}
+        place = heads_data["names"].index(self.name) if self.name in heads_data["names"] else None
+        curves, maps = heads_data["curves"] if place is not None else [], []
         for result in self.results.values():
             if (name := result.measure.patterns) in result.trained:
                 kind, unit = result.trained[name].dims[:2]
@@ -142,12 +142,12 @@ class HeadView:
         for heading in ("value [interval]", *kinds):
             table.add_column(heading, justify="right", no_wrap=True)
         last = ""
-        for measure, words, number in rows:
+        for measure, quantity, number in rows:
             if measure != last:
                 table.add_section()
                 table.add_row(measure, style="bold")
             of_nulls = (f"{mean_of_nulls(number.by_null.get(kind, ())).with_interval}" for kind in kinds)
-            table.add_row(Padding(words, (0, 0, 0, 2)), f"{number.with_interval}", *of_nulls)
+            table.add_row(Padding(quantity, (0, 0, 0, 2)), f"{number.with_interval}", *of_nulls)
             last = measure
         with console.capture() as captured:
             console.print(table, highlight=False)

@@ -62,25 +62,25 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     findings = Report(results, provenance).headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
-    for one in sections:  # every sentence once
-        one["findings"] = [sentence for sentence in one["findings"] if sentence not in findings]
+    for section in sections:  # every sentence once
+        section["findings"] = [sentence for sentence in section["findings"] if sentence not in findings]
     question = question_of(*(result.measure for result in results.values())) if results else QUESTION
     models = (result.trained.attrs.get("model") for result in results.values())
     model = provenance.get("model") or next(models, None)
     title = f"{question} · {model}" if model else question
-    if [one["title"] for one in sections] == [question]:
+    if [section["title"] for section in sections] == [question]:
         sections[0]["title"] = ""  # the page's own says it
     # what numbers are also given for
-    shown = [*findings, *(text for one in sections for text in one["findings"])]
-    shown += [figure["spec"] for one in sections for figure in one["figures"]]
-    without_first = any(_WITHOUT_FIRST.search(text) for text in shown)
-    parts = ["without the first token, often an attention sink"] if without_first else []
+    texts = [*findings, *(text for section in sections for text in section["findings"])]
+    texts += [figure["spec"] for section in sections for figure in section["figures"]]
+    without_first = any(_WITHOUT_FIRST.search(text) for text in texts)
+    phrases = ["without the first token, often an attention sink"] if without_first else []
     kinds = dict.fromkeys(kind for result in results.values() for kind in result.by_kind)
-    parts += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
-    also = [f"Numbers are also given {', and '.join(parts)}."] if parts else []
+    phrases += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
+    also = [f"Numbers are also given {', and '.join(phrases)}."] if phrases else []
     cut = _of_the_text(results, provenance)
-    beside = " ".join([*also, *cut, *Report(results, {}).without_null()])
-    words = {"title": title, "beside": beside, "findings": findings}
+    remarks = " ".join([*also, *cut, *Report(results, {}).without_null()])
+    words = {"title": title, "beside": remarks, "findings": findings}
     if (lead := Report(results, provenance).lead()) is not None and len(lead):
         words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
@@ -90,13 +90,13 @@ def _of_the_text(results: Mapping[str, Result], provenance: Mapping[str, Any]) -
     """Return a sentence on the text and the prompts cut from it, and one on what their first token is, with the
     attention that it takes where a measure has it."""
     cut = prompts_in_words(*(provenance.get(name) for name in ("prompts", "length", "text")))
-    told = [f"{cut}."] if cut else []
+    sentences = [f"{cut}."] if cut else []
     if not provenance.get("first_token"):
-        return told
+        return sentences
     numbers, takes = results["variance"].numbers if "variance" in results else None, ""
     if numbers is not None and "first_token" in numbers and (share := numbers("first_token")):
         takes = f", which takes {share:.0%} of the attention of the queries behind it"
-    return [*told, f"First token of each prompt: {provenance['first_token']}{takes}."]
+    return [*sentences, f"First token of each prompt: {provenance['first_token']}{takes}."]
 
 
 def fill_page(
@@ -112,8 +112,8 @@ def fill_page(
         return Markup("".join(files("tl_posgen.report").joinpath(name).read_text(encoding="utf-8") for name in names))
 
     environment = Environment(loader=PackageLoader("tl_posgen.report", "."), autoescape=True)
-    templates = {name: plotly.io.templates[one].to_plotly_json() for name, one in _TEMPLATES.items()}
-    sections = [{"n_open": 1, **one} for one in sections]
+    templates = {name: plotly.io.templates[template].to_plotly_json() for name, template in _TEMPLATES.items()}
+    sections = [{"n_open": 1, **section} for section in sections]
     is_folded = len(sections) > _MOST_SECTIONS
     page = environment.get_template("page.html.j2").render(
         **words,
@@ -130,16 +130,16 @@ def fill_page(
         behaviour=shipped("panels.js", "page.js"),
     )
     return _UNSHOWN.sub(
-        lambda found: f"\\u{ord(found[0]):04x}", page
+        lambda match: f"\\u{ord(match[0]):04x}", page
     )  # scripts read the letter, readers see its number
 
 
 def question_of(first: Measure, *others: Measure) -> str:
     """Return the question of the first measure where the others are read by it or belong to the subject that has its
     name, or that of all measures."""
-    subject, read = type(first).__module__.rpartition(".")[0], {kind.name for kind in first.after}
+    subject, used = type(first).__module__.rpartition(".")[0], {kind.name for kind in first.after}
     leads = first.name == subject.rpartition(".")[2]  # slash.slash, planes.planes
-    is_one = all(other.name in read or (leads and type(other).__module__.startswith(f"{subject}.")) for other in others)
+    is_one = all(other.name in used or (leads and type(other).__module__.startswith(f"{subject}.")) for other in others)
     return first.question if is_one or first.name == "claims" else QUESTION
 
 
@@ -154,8 +154,8 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         scripts[script] = None
         head = _HEAD.search(label)
         views.append({"label": label, "head": head[0] if head else "", "page": Markup(page)})
-    names = dict.fromkeys(str(one).partition(", ")[0] for one in frame)  # "r" of "r, without first"
-    known = [result.trained[name].attrs for name in names if name in result.trained]
+    names = dict.fromkeys(str(column).partition(", ")[0] for column in frame)  # "r" of "r, without first"
+    described = [result.trained[name].attrs for name in names if name in result.trained]
     return {
         "id": result.name,
         "title": measure.question,
@@ -170,9 +170,9 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "legend": measure.legend,
         "table": table_on_page(labelled(result, frame)),
         "variables": [
-            (attrs["long_name"], words + (f" [{attrs['units']}]" if "units" in attrs else ""))
-            for attrs in known
-            if "long_name" in attrs and (words := attrs.get("description"))
+            (attrs["long_name"], description + (f" [{attrs['units']}]" if "units" in attrs else ""))
+            for attrs in described
+            if "long_name" in attrs and (description := attrs.get("description"))
         ],
         "rows": len(frame),
     }
@@ -189,8 +189,8 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
     figure = drawn.to_dict()
     layout = figure["layout"]
     title = (layout.pop("title", None) or {}).get("text", "")
-    words = layout.pop("meta", None) or {"title": re.sub(r"<[^>]*>", " ", str(title)), "subtitle": ""}
-    words = {name: html.unescape(text) for name, text in words.items()}  # plotly's are HTML; the page escapes its own
+    titles = layout.pop("meta", None) or {"title": re.sub(r"<[^>]*>", " ", str(title)), "subtitle": ""}
+    titles = {name: html.unescape(text) for name, text in titles.items()}  # plotly's are HTML; the page escapes its own
     layout.pop("template", None)
     margin = layout.get("margin", {})
     height = layout.get("height", 450) - max(0, margin.get("t", _HEADROOM) - _HEADROOM)
@@ -202,7 +202,7 @@ def figure_on_page(drawn: go.Figure) -> dict[str, Any]:
                 numbers = np.frombuffer(base64.b64decode(value["bdata"]), "<f8").astype("<f4")
                 trace[key] = {**value, "dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode()}
     return {
-        **words,
+        **titles,
         "height": height,
         "spec": _json(to_json_plotly({"data": traces, "layout": layout})),
     }
@@ -214,12 +214,12 @@ def _json(text: str | None) -> Markup:
 
 
 def _flat(provenance: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for name, one in provenance.items():
-        if isinstance(one, Mapping):
-            yield from _flat(one, f"{prefix}{name} ")
+    for name, value in provenance.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name} ")
         else:
-            is_long = isinstance(one, list) and len(one) > _MOST_VALUES
-            yield f"{prefix}{name}", f"{len(one)} values" if is_long else html.unescape(str(one))
+            is_long = isinstance(value, list) and len(value) > _MOST_VALUES
+            yield f"{prefix}{name}", f"{len(value)} values" if is_long else html.unescape(str(value))
 
 
 # In a notebook's cell
@@ -284,21 +284,23 @@ def cell_of_result(result: Result) -> InCell:
 def cell_of_report(report: Report) -> InCell:
     """Return a report for a cell: its findings, the table with a row per head, the first figure."""
     first = [*report.headlines(), *report.notes()]
-    told = [*first, *(one for one in report.findings() if one not in first)]
-    return _cell("Position", report.provenance.get("model"), told, len(first), report.frame(), report.results.values())
+    findings = [*first, *(sentence for sentence in report.findings() if sentence not in first)]
+    return _cell(
+        "Position", report.provenance.get("model"), findings, len(first), report.frame(), report.results.values()
+    )
 
 
 def _cell(
-    question: str, model: Any, told: list[str], n_shown: int, table: pd.DataFrame, results: Iterable[Result]
+    question: str, model: Any, findings: list[str], n_shown: int, table: pd.DataFrame, results: Iterable[Result]
 ) -> InCell:
     """Return a heading, the first sentences, the others folded below, rows of a table, and the first figure of
     results."""
 
     def listed(sentences: list[str]) -> str:
-        return f"<ul>{''.join(f'<li>{html.escape(one)}</li>' for one in sentences)}</ul>" if sentences else ""
+        return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>" if sentences else ""
 
-    parts = [f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>", listed(told[:n_shown])]
-    if more := told[n_shown:]:
+    parts = [f"<h4>{html.escape(question)} · {html.escape(str(model or 'model'))}</h4>", listed(findings[:n_shown])]
+    if more := findings[n_shown:]:
         parts.append(f"<details><summary>{counted(len(more), 'more sentence')}</summary>{listed(more)}</details>")
     if len(table):
         parts.append(table_html(table.head(CELL_ROWS)))

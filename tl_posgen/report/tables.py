@@ -44,13 +44,13 @@ def _with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
 
 def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame of a result with its columns and conditions called as figures call them."""
-    labels = {name: one.label for name, one in result.measure.variables.items()}
+    labels = {name: variable.label for name, variable in result.measure.variables.items()}
 
-    def words(column: Any) -> str:
+    def heading(column: Any) -> str:
         name, *more = str(column).split(", ")
-        return ", ".join([labels.get(name, name), *(in_words(one, result.measure.words) for one in more)])
+        return ", ".join([labels.get(name, name), *(in_words(label, result.measure.words) for label in more)])
 
-    return _with_words(result, frame).rename(columns=words)
+    return _with_words(result, frame).rename(columns=heading)
 
 
 def head_means(table: pd.DataFrame) -> dict[str, float]:
@@ -86,12 +86,14 @@ def _with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
         >>> _with_whole_numbers(pd.DataFrame({"step": [30.0, float("nan")], "r": [0.5, 1.0]})).to_dict("list")
         {'step': [30, '-'], 'r': [0.5, 1.0]}
     """
-    found = frame.copy()
+    table = frame.copy()
     for name in frame.columns[[is_float_dtype(kind) for kind in frame.dtypes]]:
-        known = frame[name].dropna()
-        if len(known) and (known % 1 == 0).all() and known.abs().max() > 1:
-            found[name] = pd.Series([int(one) if one == one else NO_NUMBER for one in frame[name]], frame.index, object)
-    return found
+        defined = frame[name].dropna()
+        if len(defined) and (defined % 1 == 0).all() and defined.abs().max() > 1:
+            table[name] = pd.Series(
+                [int(value) if value == value else NO_NUMBER for value in frame[name]], frame.index, object
+            )
+    return table
 
 
 def cell(value: Any) -> str:

@@ -35,13 +35,14 @@ def print_report(report: Report, *, full: bool = False) -> None:
     per_head = [
         name
         for name, result in report.items()
-        if any(one.headline for one in result.measure.variables.values()) and result.headline_frame() is not None
+        if any(variable.headline for variable in result.measure.variables.values())
+        and result.headline_frame() is not None
     ]
     if not per_head or len(report.frame().columns) > _MOST_COLUMNS:
         print_measures(report, full=full)
         return
-    others = [result for name, result in report.items() if name not in per_head]
-    _print_blocks(partial(print_heads, report=report), others, report, full)
+    other_results = [result for name, result in report.items() if name not in per_head]
+    _print_blocks(partial(print_heads, report=report), other_results, report, full)
 
 
 def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | None = None) -> None:
@@ -55,9 +56,9 @@ def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | N
     if lead is not None and len(lead):
         heading, legend = (lead.attrs.get(name, "") for name in ("title", "legend"))
         first = lambda console, most=None: print_frame(console, lead, heading, legend, most)  # noqa: E731
-    elif not full and (shown := next(filter(_has_table, results), None)) is not None:
-        first = partial(print_own, result=shown)
-        results = [result for result in results if result is not shown]
+    elif not full and (first_result := next(filter(_has_table, results), None)) is not None:
+        first = partial(print_own, result=first_result)
+        results = [result for result in results if result is not first_result]
     _print_blocks(first, results, report, full)
 
 
@@ -82,25 +83,25 @@ def _print_blocks(first: _Printer | None, results: Sequence[Result], report: Rep
         return captured.get().rstrip().splitlines()
 
     try:
-        shown = [*report.findings(), *report.without_null()] if full else [*report.headlines(), *report.notes()]
+        sentences = [*report.findings(), *report.without_null()] if full else [*report.headlines(), *report.notes()]
     except Exception:  # of a measure's own sentences: what was measured is still shown
         print_tables(None if full else _TABLE_LINES)
         raise
-    told = printed(lambda: [console.print(f"• {one}", highlight=False) for one in shown])
-    if told:
-        print(*told, "", sep="\n")
+    sentence_lines = printed(lambda: [console.print(f"• {sentence}", highlight=False) for sentence in sentences])
+    if sentence_lines:
+        print(*sentence_lines, "", sep="\n")
     if full:
         print_tables()
         return
     missing = dict[str, int]()
     if first is not None:
-        room = max(1, min(_TABLE_LINES, MOST_LINES - len(told) - 3))
+        room = max(1, min(_TABLE_LINES, MOST_LINES - len(sentence_lines) - 3))
         for most in range(room, 0, -1):  # until the table fits, if its first row does
             lines = printed(lambda: missing.update(first(console, most)))  # noqa: B023
             if len(lines) <= room or most == 1:
                 print(*lines, "", sep="\n")
                 break
-    missing |= {"sentence": len({*report.findings()} - {*shown}), "table": sum(map(_has_table, results))}
+    missing |= {"sentence": len({*report.findings()} - {*sentences}), "table": sum(map(_has_table, results))}
     if counts := [counted(n, what) for what, n in missing.items() if n]:
         print(f"Not shown: {', '.join(counts)}; --full shows all.")
 
@@ -112,9 +113,9 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     """
     rows = frame = report.frame()
     heading = f"{report.provenance.get('model', 'model')}: {counted(len(frame), 'head')}"
-    labelled = [one for result in report.values() for one in result.headline_labels().items()]
-    variables = [one for result in report.values() for one in result.measure.variables.values()]
-    ranked = [one.headline for one in variables if one.ranked and one.headline in frame]
+    labelled = [item for result in report.values() for item in result.headline_labels().items()]
+    variables = [variable for result in report.values() for variable in result.measure.variables.values()]
+    ranked = [variable.headline for variable in variables if variable.ranked and variable.headline in frame]
     room = most if most is None or not ranked else min(most, _MOST_RANKED * len(ranked))
     if room is not None and room < len(frame):
         labels, by = {name: label for name, (_, label) in labelled}, ranked or [str(frame.columns[2])]
@@ -123,9 +124,9 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
         heading += ", " + ", ".join(f"the {n} of {'most' if ranked else 'highest'} {labels[name]}" for name in by)
         if shared := n * len(by) - len(rows):
             heading += f" ({counted(shared, 'head')} in both)" if len(by) == 2 else f" ({len(rows)} in all)"
-    known = {name: (short, label) for name, (short, label) in labelled if short and name in frame}
-    short_names = {name: short for name, (short, _) in known.items()}
-    legend = "; ".join(f"{short}: {label}" for short, label in known.values() if short != label)
+    headings = {name: (short, label) for name, (short, label) in labelled if short and name in frame}
+    short_names = {name: short for name, (short, _) in headings.items()}
+    legend = "; ".join(f"{short}: {label}" for short, label in headings.values() if short != label)
     table = as_text(rows.drop(columns=list(HEAD)))
     table.insert(0, "head", [head_name(*place) for place in zip(rows["layer"], rows["head"], strict=True)])
     foot = {"mean": frame}
@@ -163,7 +164,9 @@ def print_known_measures(*, full: bool = False) -> None:
     table = _empty_table("")
     for name in columns:
         table.add_column(name, overflow="fold")
-    foreign = {one.name: f" (of {one.dist.name if one.dist else 'another package'})" for one in registry.plug_ins()}
+    foreign = {
+        point.name: f" (of {point.dist.name if point.dist else 'another package'})" for point in registry.plug_ins()
+    }
     for name in registry.names():
         try:
             kind = registry.find(name)
@@ -171,8 +174,8 @@ def print_known_measures(*, full: bool = False) -> None:
             table.add_row(name, str(error), end_section=full)
             continue
         if kind is not None and (kind.is_fed or kind.runs_model):
-            name, *words = (getattr(kind, column) for column in columns)
-            table.add_row(name + foreign.get(name, ""), *words, end_section=full)
+            name, *cells = (getattr(kind, column) for column in columns)
+            table.add_row(name + foreign.get(name, ""), *cells, end_section=full)
     Console(markup=False).print(table)
     if not full:
         print("tl-posgen NAME runs one; --full adds who proposed it.")
@@ -249,7 +252,7 @@ def _print_columns(
         Number of columns that are not shown.
     """
     names = list(columns)
-    labels, rest = names[:n_labels], names[n_labels:]
+    labels, value_names = names[:n_labels], names[n_labels:]
 
     def width(widths: Mapping[str, int], group: Sequence[str], gap: int) -> int:
         return sum(widths[name] + gap for name in group) + 2 - gap
@@ -257,10 +260,10 @@ def _print_columns(
     uncut = {name: _widest([name, *columns[name]]) for name in names}
     gap = 2 if width(uncut, names, 2) <= console.width else 1
     needs = {name: _widest([*name.split(), *columns[name]]) for name in names}
-    if any(width(needs, [*labels, name], gap) > console.width for name in rest):  # labels are broken, too
-        needs |= {name: _widest([word for one in (name, *columns[name]) for word in one.split()]) for name in labels}
+    if any(width(needs, [*labels, name], gap) > console.width for name in value_names):  # labels are broken, too
+        needs |= {name: _widest([word for text in (name, *columns[name]) for word in text.split()]) for name in labels}
     groups = [[*labels]]  # of columns that fit the width, each with the labels and at least one other
-    for name in rest:
+    for name in value_names:
         if len(groups[-1]) > n_labels and width(needs, [*groups[-1], name], gap) > console.width:
             groups.append([*labels])
         groups[-1].append(name)

@@ -72,10 +72,10 @@ def freeze(
     signs = double(signs)
     gamma = (at_signs - beta) / (signs - signs.mean() if centred else signs)
     unscaled = _scaled(x, gamma[..., None, :], centred)
-    rest = double(y) - beta[..., None, :]
-    factor = (unscaled * rest).sum(-1) / unscaled.square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
-    off = (factor[..., None] * unscaled - rest).abs().max() / double(y).abs().max().clamp(min=1e-30)
-    return FrozenNorm(gamma, beta, centred, factor, float(off))
+    without_bias = double(y) - beta[..., None, :]
+    factor = (unscaled * without_bias).sum(-1) / unscaled.square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
+    error = (factor[..., None] * unscaled - without_bias).abs().max() / double(y).abs().max().clamp(min=1e-30)
+    return FrozenNorm(gamma, beta, centred, factor, float(error))
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class FrozenMap:
         self, sources: Float[Tensor, "source pos d_model"]
     ) -> Float[Tensor, "source_and_constant head pos d_head"]:
         """Return what each source, and each constant, adds to the vector of every token."""
-        own = self.factor[..., None] * (double(sources)[:, None] @ self.matrix)
-        return torch.cat([own, *(c[None, ..., None] * b[None, :, None] for b, c in self.constants.values())])
+        of_sources = self.factor[..., None] * (double(sources)[:, None] @ self.matrix)
+        return torch.cat([of_sources, *(c[None, ..., None] * b[None, :, None] for b, c in self.constants.values())])
 
     def mean_vectors(
         self, sources: Float[Tensor, "source pos d_model"], tokens: slice = REST
@@ -113,9 +113,9 @@ class FrozenMap:
         if bool((factor == factor[:1]).all()):  # no norm behind the projection: one mean for all heads
             factor = factor[:1]
         weighted = factor @ sources / factor.shape[1]  # not an einsum, which would copy the sources
-        own = torch.einsum("shd,hdk->shk", weighted.expand(-1, len(self.matrix), -1), self.matrix)
+        of_sources = torch.einsum("shd,hdk->shk", weighted.expand(-1, len(self.matrix), -1), self.matrix)
         constants = [(c[:, tokens].mean(1, keepdim=True) * b)[None] for b, c in self.constants.values()]
-        return torch.cat([own, *constants])
+        return torch.cat([of_sources, *constants])
 
     def products(
         self,
@@ -126,9 +126,9 @@ class FrozenMap:
         """Return sum_t <vectors_t, weights_t> over tokens, without forming the vectors."""
         weights, factor, sources = weights[:, tokens], self.factor[:, tokens], double(sources[:, tokens])
         pulled = (factor[..., None] * weights) @ self.matrix.mT
-        own = sources.flatten(1) @ pulled.flatten(1).mT
+        of_sources = sources.flatten(1) @ pulled.flatten(1).mT
         constants = [(c[:, tokens] * (weights @ b[..., None])[..., 0]).sum(1)[None] for b, c in self.constants.values()]
-        return torch.cat([own, *constants])
+        return torch.cat([of_sources, *constants])
 
 
 def frozen_map(
@@ -165,8 +165,8 @@ def frozen_map(
         scaled = {name: _scaled(vector, behind.gamma, behind.centred) for name, vector in inner.items()}
         constants = {name: (vector, behind.factor) for name, vector in scaled.items()}
         constants[names[2]] = behind.beta, ones
-    kept = {name: one for name, one in constants.items() if bool(one[0].any())}
-    return FrozenMap(matrix, factor, kept)
+    nonzero = {name: constant for name, constant in constants.items() if bool(constant[0].any())}
+    return FrozenMap(matrix, factor, nonzero)
 
 
 @dataclass(frozen=True)
@@ -185,10 +185,10 @@ class SourceSums:
 
     def of_names(self, names: Sequence[str]) -> Float[Tensor, "name *rest"]:
         """Return the rows of these sources, zeros of those that it lacks."""
-        whole = self.values.new_zeros(len(names), *self.values.shape[1:])
-        here = [place for place, name in enumerate(names) if name in self.names]
-        whole[here] = self.values[[self.names.index(names[place]) for place in here]]
-        return whole
+        rows = self.values.new_zeros(len(names), *self.values.shape[1:])
+        present = [place for place, name in enumerate(names) if name in self.names]
+        rows[present] = self.values[[self.names.index(names[place]) for place in present]]
+        return rows
 
     def __add__(self, other: "SourceSums") -> "SourceSums":
         names = sorted_sources((*self.names, *other.names))

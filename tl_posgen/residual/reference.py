@@ -77,13 +77,13 @@ class Reference:
                 f"the reference has no layer {layer}, only {sorted(self.layers)}; make it with "
                 f"reference_of(model, text, layers=[{layer}]), or of all layers"
             )
-        found = self.layers[layer]
-        if list(found.mean_key.shape) != shape:
+        means = self.layers[layer]
+        if list(means.mean_key.shape) != shape:
             raise InputError(
-                f"layer {layer}: the reference, of {self.model}, has heads x d_head {list(found.mean_key.shape)}, and "
+                f"layer {layer}: the reference, of {self.model}, has heads x d_head {list(means.mean_key.shape)}, and "
                 f"this model has {shape}; make the reference by the model that is explained"
             )
-        return found
+        return means
 
 
 @full_precision()
@@ -122,47 +122,47 @@ def reference_of(
     """
     if distances not in ("uniform", "causal", "attention"):
         raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
-    session, given = open_session(model), bundled_text() if text is None else text
+    session, prompts = open_session(model), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
-    is_book = isinstance(given, str) and len(given) > _MOST_CHARACTERS * usual  # whose tokens need not be counted
-    if length is None and isinstance(given, str) and not is_book and len(text_ids(tokenizer, given)) < usual:
-        rows = to_prompts(session, given)  # one, as it is
+    is_book = isinstance(prompts, str) and len(prompts) > _MOST_CHARACTERS * usual  # whose tokens need not be counted
+    if length is None and isinstance(prompts, str) and not is_book and len(text_ids(tokenizer, prompts)) < usual:
+        rows = to_prompts(session, prompts)  # one, as it is
     else:
-        rows = spread(to_prompts(session, given, usual if length is None else length), n_prompts)
+        rows = spread(to_prompts(session, prompts, usual if length is None else length), n_prompts)
     longest, sums, geometries = max(map(len, rows)), dict[int, dict[str, Any]](), dict[int, LayerGeometry]()
     indices = check_indices(layers, session.model.cfg.n_layers, "layer")
     needs = [*(["pattern"] if distances == "attention" else []), *(["resid", "inputs"] if sources else [])]
     try:
         for capture, reader in read_prompts(session, rows, needs=needs, layers=indices):
-            found: dict[str, Any] = {"n": capture.length - 1}
-            found |= {"q": double(capture.q[:, 1:]).sum(1), "k": double(capture.k[:, 1:]).sum(1)}
+            added: dict[str, Any] = {"n": capture.length - 1}
+            added |= {"q": double(capture.q[:, 1:]).sum(1), "k": double(capture.k[:, 1:]).sum(1)}
             if capture.pattern is not None:
                 profile = sums_along_diagonals(double(capture.pattern[:, 1:, 1:]))
-                found["profile"] = pad(profile, (0, longest - profile.shape[-1]))
+                added["profile"] = pad(profile, (0, longest - profile.shape[-1]))
             if sources:
                 written = reader.of_capture(capture)
                 for side in SIDES:
-                    found[f"{side} by source"] = SourceVectors.of_capture(session, capture, written, side).sums()
+                    added[f"{side} by source"] = SourceVectors.of_capture(session, capture, written, side).sums()
             before = sums.setdefault(capture.layer, {})
-            sums[capture.layer] = {name: before[name] + one if before else one for name, one in found.items()}
+            sums[capture.layer] = {name: before[name] + value if before else value for name, value in added.items()}
             geometries[capture.layer] = capture.geometry
     except UnsupportedModelError as error:
         if not sources or "traced" not in str(error):
             raise
         raise UnsupportedModelError(f"{error}; means alone: reference_of(..., sources=False)") from error
     means = {}
-    for layer, one in sums.items():
-        geometry, n = geometries[layer], one["n"]
+    for layer, layer_sums in sums.items():
+        geometry, n = geometries[layer], layer_sums["n"]
         reach = min(longest, geometry.window or longest)
         p = uniform(reach) if distances == "uniform" else triangle(reach)
         if distances == "attention":
-            profile = double(one["profile"])[:, :reach]
+            profile = double(layer_sums["profile"])[:, :reach]
             p = DistanceDistribution(torch.arange(reach), profile / profile.sum(-1, keepdim=True))
-        turn = p.mean_turn(geometry.rope, geometry.d_head).to(one["k"].device).expand(geometry.n_heads, -1)
-        by_source: dict[Side, SourceSums] = {side: one[f"{side} by source"] for side in SIDES if sources}
-        means[layer] = LayerReference(one["q"] / n, one["k"] / n, turn, by_source)
-    words = " ".join(text.split()) if isinstance(text, str) else ""
-    quoted = f"“{words}”" if len(words) <= 40 else f"“{words[:40]}…”"
+        turn = p.mean_turn(geometry.rope, geometry.d_head).to(layer_sums["k"].device).expand(geometry.n_heads, -1)
+        by_source: dict[Side, SourceSums] = {side: layer_sums[f"{side} by source"] for side in SIDES if sources}
+        means[layer] = LayerReference(layer_sums["q"] / n, layer_sums["k"] / n, turn, by_source)
+    flat_text = " ".join(text.split()) if isinstance(text, str) else ""
+    quoted = f"“{flat_text}”" if len(flat_text) <= 40 else f"“{flat_text[:40]}…”"
     name = BUNDLED if text is None else quoted if isinstance(text, str) else "given prompts"
     return Reference(session.label, name, len(rows), longest, str(distances), means)
 

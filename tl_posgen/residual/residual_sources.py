@@ -65,8 +65,8 @@ def residual_sources(model: Any, tokens: Int[Tensor, " pos"] | Int[Tensor, "1 po
     if len(layers) != 1:
         raise InputError(f"layer={layer!r}: give one layer")
     if not isinstance(tokens, Tensor) or not tokens.numel() or tokens.numel() != max(tokens.shape, default=0):
-        given = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise InputError(f"tokens of {given}: give the token ids of one prompt, as model.to_tokens(text) does")
+        shape_or_type = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise InputError(f"tokens of {shape_or_type}: give the token ids of one prompt, as model.to_tokens(text) does")
     ((capture, reader),) = read_prompts(session, [tokens.flatten()], needs={"resid"}, layers=layers)
     return reader.of_capture(capture)
 
@@ -114,11 +114,11 @@ class SourceReader:
 
     def points(self) -> list[str]:
         """Return the names of the hook points that are read."""
-        known = self.session.model.hook_dict
+        hook_points = self.session.model.hook_dict
         names = ["blocks.0.hook_resid_pre", "hook_pos_embed"]
         for layer in range(self.before):
-            names += [f"blocks.{layer}.{one}" for one in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
-        return [name for name in names if name in known]
+            names += [f"blocks.{layer}.{point}" for point in ("attn.hook_z", "hook_attn_out", "hook_mlp_out")]
+        return [name for name in names if name in hook_points]
 
     def keep(self, name: str, value: Tensor, hook: Any = None) -> None:
         """Keep what a hook point carries, of the last pass."""
@@ -137,8 +137,8 @@ class SourceReader:
         with torch.no_grad(), without_hooks(self.session.model):  # norms are called, which have hooks
             for index in range(-1, layer):
                 if (index, row) not in self.written:
-                    found = self._of_layer(index, row) if index >= 0 else self._embeddings(row)
-                    self.written[index, row] = {name: value for name, value in found.items() if bool(value.any())}
+                    sources = self._of_layer(index, row) if index >= 0 else self._embeddings(row)
+                    self.written[index, row] = {name: value for name, value in sources.items() if bool(value.any())}
                 named |= self.written[index, row]
         values = torch.stack([value.to(residual.device) for value in named.values()])
         off, ends = float((values.sum(0) - residual).abs().max()), values.aminmax()
@@ -183,7 +183,7 @@ class SourceReader:
         z = z if z.ndim == 3 else z.unflatten(-1, (len(weight), -1))
         if self.by == "head":
             values = torch.einsum("phd,hdm->hpm", z, weight)
-            named = {head_name(layer, head): one for head, one in enumerate(values)} | bias
+            named = {head_name(layer, head): value for head, value in enumerate(values)} | bias
         else:
             named = {f"L{layer} attention": torch.einsum("phd,hdm->pm", z, weight)} | bias
         before = torch.stack(list(named.values())).sum(0)
@@ -206,7 +206,7 @@ def is_close(x: Tensor, y: Tensor, dtype: torch.dtype) -> bool:
 
 def called(module: torch.nn.Module, session: Session, x: Float[Tensor, "row d"]) -> Float[Tensor, "row d"]:
     """Return what a module of the model makes of rows, in the model's dtype and on the module's device."""
-    device = next((one.device for one in module.parameters()), x.device)
+    device = next((parameter.device for parameter in module.parameters()), x.device)
     return module(x[None].to(device, session.dtype))[0].to(x.device)
 
 
@@ -243,8 +243,8 @@ def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenM
         else:
             norm = _norm_between(session, capture.layer, resid, inputs)
         raw = inputs.to(weight.dtype) @ weight + (0 if bias is None else bias[:, None])
-        found = finish(raw)
-        behind = None if is_close(raw, found, dtype) else freeze(finish, raw, found)
+        finished = finish(raw)
+        behind = None if is_close(raw, finished, dtype) else freeze(finish, raw, finished)
     if norm is None:
         raise UnsupportedModelError(
             f"layer {capture.layer}: no norm of the block makes its attention's input of the residual stream, so "
@@ -256,10 +256,10 @@ def frozen_layer(session: Session, capture: LayerCapture, side: Side) -> FrozenM
             f"cannot {untraced}"
         )
     if side == "k":
-        of_each = projections.per_query_head
-        weight, bias = of_each(weight), None if bias is None else of_each(bias)
+        per_query_head = projections.per_query_head
+        weight, bias = per_query_head(weight), None if bias is None else per_query_head(bias)
         if behind is not None:
-            gamma, beta, factor = map(of_each, (behind.gamma, behind.beta, behind.factor))
+            gamma, beta, factor = map(per_query_head, (behind.gamma, behind.beta, behind.factor))
             behind = FrozenNorm(gamma, beta, behind.centred, factor, behind.error)
     return frozen_map(norm, weight, bias, behind, ("ln bias", f"b_{side.upper()}", f"{side}_norm bias"))
 
@@ -289,17 +289,17 @@ class SourceVectors:
         Raises:
             UnsupportedModelError: what the sources give does not add up to the queries or keys.
         """
-        whole, dtype = double((capture.q if side == "q" else capture.k).detach()), session.dtype
+        vectors, dtype = double((capture.q if side == "q" else capture.k).detach()), session.dtype
         frozen = frozen_layer(session, capture, side).of_heads(capture.heads)
-        off = float((frozen.vectors(written.residual[None]).sum(0) - whole).abs().max())
-        reach = float(whole.abs().max())
+        off = float((frozen.vectors(written.residual[None]).sum(0) - vectors).abs().max())
+        reach = float(vectors.abs().max())
         if not off <= tolerance(dtype) * reach:
             raise UnsupportedModelError(
                 "what the sources write does not add up to queries or keys: "
                 f"off by {off:.2g} where they reach {reach:.2g}"
             )
         names = (*written.names, *frozen.constants)
-        return cls(whole, written, frozen, (*names, ROUNDING) if dtype.itemsize < torch.float32.itemsize else names)
+        return cls(vectors, written, frozen, (*names, ROUNDING) if dtype.itemsize < torch.float32.itemsize else names)
 
     def vectors(self) -> Float[Tensor, "source head pos d_head"]:
         """Return what each source gives to every vector."""
@@ -307,16 +307,16 @@ class SourceVectors:
 
     def sums(self, tokens: slice = REST) -> SourceSums:
         """Return the sums over tokens of what each source gives."""
-        whole = self.whole[:, tokens]
-        n = whole.shape[1]
+        vectors = self.whole[:, tokens]
+        n = vectors.shape[1]
         values = n * self.frozen.mean_vectors(self.written.values, tokens)
-        return SourceSums(n, self.names, self._with_rounding(values, whole.sum(1)))
+        return SourceSums(n, self.names, self._with_rounding(values, vectors.sum(1)))
 
     def products(self, weights: Float[Tensor, "head pos d_head"], tokens: slice = REST) -> SourceSums:
         """Return the sums over tokens of the products of what each source gives with weights."""
-        whole = (self.whole * weights)[:, tokens]
+        products = (self.whole * weights)[:, tokens]
         values = self.frozen.products(self.written.values, weights, tokens)
-        return SourceSums(whole.shape[1], self.names, self._with_rounding(values, whole.sum((1, 2))))
+        return SourceSums(products.shape[1], self.names, self._with_rounding(values, products.sum((1, 2))))
 
-    def _with_rounding(self, values: Float[Tensor, "source *rest"], whole: Float[Tensor, "*rest"]) -> Tensor:
-        return torch.cat([values, (whole - values.sum(0))[None]]) if ROUNDING in self.names else values
+    def _with_rounding(self, values: Float[Tensor, "source *rest"], total: Float[Tensor, "*rest"]) -> Tensor:
+        return torch.cat([values, (total - values.sum(0))[None]]) if ROUNDING in self.names else values

@@ -70,13 +70,13 @@ def weighted_sums_over_band(
         return sums
     distance, query, key, squares = (far * x for x in sums)
     (heads, n, _), reach = q.shape, min(len(near), q.shape[1])
-    own, index = torch.tensor(near, dtype=DOUBLE, device=q.device) - far, torch.arange(n, device=q.device)
+    excess, index = torch.tensor(near, dtype=DOUBLE, device=q.device) - far, torch.arange(n, device=q.device)
     step = max(CHUNK, min(reach, elements_at_once(q.device, WORKING_SET) // (heads * max(reach, 1))))
     for start in range(0, n, step) if near else ():
         rows = slice(start, min(start + step, n))
         keys = slice(max(0, start - reach + 1), rows.stop)
         apart = index[rows, None] - index[keys]
-        counted = torch.where((apart >= 0) & (apart < reach), own[apart.clamp(0, reach - 1)], 0)
+        counted = torch.where((apart >= 0) & (apart < reach), excess[apart.clamp(0, reach - 1)], 0)
         scores = double(q[:, rows] @ k[:, keys].mT)
         weighted = counted * scores
         along = sums_along_diagonals(weighted)[:, :reach]
@@ -88,24 +88,25 @@ def weighted_sums_over_band(
 
 
 def products_over_band(
-    forms: Sequence[Form], which: Sequence[tuple[int, int]], width: int
+    forms: Sequence[Form], index_pairs: Sequence[tuple[int, int]], width: int
 ) -> list[Float[Tensor, "..."]]:
     r"""sum w_ij w'_ij over 0 <= i - j < width for pairs of scores w_ij = <q_i, k_j>; leading axes broadcast.
 
-    `forms` are (q, k) of each w, `which` pairs of indices into these. Scores and second moments are computed once per
-    tensor object, so reuse the same tensors across forms. Give float64 inputs if width < pos, as in `sums_over_band`.
+    `forms` are (q, k) of each w, `index_pairs` pairs of indices into these. Scores and second moments are computed once
+    per tensor object, so reuse the same tensors across forms. Give float64 inputs if width < pos, as in
+    `sums_over_band`.
     """
-    queries, keys = ({id(one): one for one in side} for side in zip(*forms, strict=True))
+    queries, keys = ({id(tensor): tensor for tensor in side} for side in zip(*forms, strict=True))
     named = [(id(q), id(k)) for q, k in forms]
     n, d_head = forms[0][0].shape[-2:]
     chunk = n if n <= SHORT + 3 * d_head else CHUNK
-    found = _products_over_triangle(queries, keys, named, which, chunk)
+    products = _products_over_triangle(queries, keys, named, index_pairs, chunk)
     if width < n:
         late = {name: x[..., width:, :] for name, x in queries.items()}
         early = {name: x[..., : n - width, :] for name, x in keys.items()}
-        beyond = _products_over_triangle(late, early, named, which, chunk)
-        found = [whole - rest for whole, rest in zip(found, beyond, strict=True)]
-    return found
+        beyond = _products_over_triangle(late, early, named, index_pairs, chunk)
+        products = [total - outside for total, outside in zip(products, beyond, strict=True)]
+    return products
 
 
 def _sums_over_triangle(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,33 +133,33 @@ def _products_over_triangle(
     queries: Mapping[int, Tensor],
     keys: Mapping[int, Tensor],
     forms: Sequence[tuple[int, int]],
-    which: Sequence[tuple[int, int]],
+    index_pairs: Sequence[tuple[int, int]],
     chunk: int,
 ) -> list[Tensor]:
     """sum w_ij w'_ij over j <= i: inside a chunk from the scores, between chunks from second moments."""
     queries, keys = ({name: _in_chunks(x, chunk) for name, x in side.items()} for side in (queries, keys))
-    found = _products_between_chunks(queries, keys, forms, which)
+    products = _products_between_chunks(queries, keys, forms, index_pairs)
     scores = [(queries[q] @ keys[k].mT).tril_() for q, k in forms]
-    for number, (one, other) in enumerate(which):
-        inside = torch.einsum("...ij,...ij->...", scores[one], scores[other])
-        found[number] = found[number] + inside.sum(-1, dtype=DOUBLE)
-    return found
+    for number, (first, second) in enumerate(index_pairs):
+        inside = torch.einsum("...ij,...ij->...", scores[first], scores[second])
+        products[number] = products[number] + inside.sum(-1, dtype=DOUBLE)
+    return products
 
 
 def _products_between_chunks(
     queries: Mapping[int, Tensor],
     keys: Mapping[int, Tensor],
     forms: Sequence[tuple[int, int]],
-    which: Sequence[tuple[int, int]],
+    index_pairs: Sequence[tuple[int, int]],
 ) -> list[Tensor]:
     """sum of <moment q q'^T of a chunk, moment k k'^T of an earlier one> over all such pairs of chunks.
 
     Chunks are grouped into slabs. Inside a slab the moments are multiplied pair by pair; all earlier slabs enter as one
     running moment. That moves fewer bytes than a running moment per chunk.
     """
-    pairs = [(forms[one], forms[other]) for one, other in which]
+    pairs = [(forms[first], forms[second]) for first, second in index_pairs]
     q_pairs, k_pairs = ([(first[side], second[side]) for first, second in pairs] for side in (0, 1))
-    found = [torch.zeros((), dtype=DOUBLE, device=next(iter(queries.values())).device)] * len(which)
+    products = [torch.zeros((), dtype=DOUBLE, device=next(iter(queries.values())).device)] * len(index_pairs)
     before: dict[tuple[int, int], Tensor | float] = dict.fromkeys(k_pairs, 0.0)
     q_slabs, k_slabs = (
         [dict(zip(side, part, strict=True)) for part in zip(*(x.split(SLAB, -3) for x in side.values()), strict=True)]
@@ -166,15 +167,15 @@ def _products_between_chunks(
     )
     for q_slab, k_slab in zip(q_slabs, k_slabs, strict=True):
         q_moments, k_moments = (
-            {(a, b): (slab[a].mT @ slab[b]).flatten(-2) for a, b in dict.fromkeys(of)}
-            for slab, of in ((q_slab, q_pairs), (k_slab, k_pairs))
+            {(a, b): (slab[a].mT @ slab[b]).flatten(-2) for a, b in dict.fromkeys(name_pairs)}
+            for slab, name_pairs in ((q_slab, q_pairs), (k_slab, k_pairs))
         )
         for number, (q_pair, k_pair) in enumerate(zip(q_pairs, k_pairs, strict=True)):
             q_moment, k_moment = q_moments[q_pair], k_moments[k_pair]
             inside = (k_moment @ q_moment.mT).triu_(1).sum((-2, -1), dtype=DOUBLE)
-            found[number] = found[number] + inside + (before[k_pair] * q_moment.sum(-2)).sum(-1)
+            products[number] = products[number] + inside + (before[k_pair] * q_moment.sum(-2)).sum(-1)
         before = {pair: before[pair] + double(moment.sum(-2)) for pair, moment in k_moments.items()}
-    return found
+    return products
 
 
 def sums_along_diagonals(block: Float[Tensor, "head row key"]) -> Float[Tensor, "head distance"]:

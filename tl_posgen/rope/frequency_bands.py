@@ -28,21 +28,21 @@ def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
         >>> band_of([0, 2], rope).tolist(), band_of([True, False, True], rope).tolist()
         ([True, False, True], [True, False, True])
     """
-    found = band(rope) if callable(band) and not isinstance(band, Tensor) else band
-    if isinstance(found, Sequence) and found and all(type(plane) is bool for plane in found):
-        return torch.tensor(found)
-    if isinstance(found, Sequence) and found and all(type(plane) is int for plane in found):
+    chosen = band(rope) if callable(band) and not isinstance(band, Tensor) else band
+    if isinstance(chosen, Sequence) and chosen and all(type(plane) is bool for plane in chosen):
+        return torch.tensor(chosen)
+    if isinstance(chosen, Sequence) and chosen and all(type(plane) is int for plane in chosen):
         n = len(rope.inv_freq)
-        if wrong := [plane for plane in found if not 0 <= plane < n]:
+        if wrong := [plane for plane in chosen if not 0 <= plane < n]:
             raise InputError(f"band: plane {wrong[0]} does not exist; there are planes 0 to {n - 1}")
-        return torch.isin(torch.arange(n), torch.tensor(found))
-    if found is not None and not (isinstance(found, Tensor) and found.dtype == torch.bool):
-        given = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else repr(found)
+        return torch.isin(torch.arange(n), torch.tensor(chosen))
+    if chosen is not None and not (isinstance(chosen, Tensor) and chosen.dtype == torch.bool):
+        described = f"a tensor of {chosen.dtype}" if isinstance(chosen, Tensor) else repr(chosen)
         raise InputError(
-            f"band: {given} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
+            f"band: {described} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
             "tl_posgen.rope.frequency_bands, say), a list of plane numbers, or a function from a Rope to one of these"
         )
-    return found
+    return chosen
 
 
 def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:

@@ -49,8 +49,8 @@ class SecondMoments:
 
     @classmethod
     def from_samples(cls, x: Complex[Tensor, "*batch sample plane"]) -> "SecondMoments":
-        parts = real_coordinates(x)  # one real product for two complex ones
-        return cls._from_parts(parts.mT @ parts / x.shape[-2])
+        coordinates = real_coordinates(x)  # one real product for two complex ones
+        return cls._from_parts(coordinates.mT @ coordinates / x.shape[-2])
 
     @classmethod
     def from_gram(cls, gram: Float[Tensor, "*batch d_head d_head"], rope: Rope) -> "SecondMoments":

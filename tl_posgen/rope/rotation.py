@@ -79,10 +79,10 @@ def complex_planes(x: Float[Tensor, "*batch d_head"], rope: Rope) -> Complex[Ten
     <x, y> = Re sum_m z^x_m conj(z^y_m) over all planes (an odd last coordinate is padded with zero), so every formula
     for planes also holds for partial rotary heads.
     """
-    rest = at_least_float32(x[..., rope.rotary_dim :])
-    if rest.shape[-1] % 2:
-        rest = torch.nn.functional.pad(rest, (0, 1))
-    real, imag = rest.chunk(2, dim=-1)
+    remainder = at_least_float32(x[..., rope.rotary_dim :])
+    if remainder.shape[-1] % 2:
+        remainder = torch.nn.functional.pad(remainder, (0, 1))
+    real, imag = remainder.chunk(2, dim=-1)
     return torch.cat([to_planes(x, rope), torch.complex(real.contiguous(), imag.contiguous())], dim=-1)
 
 
@@ -97,8 +97,8 @@ def from_complex_planes(
         True
     """
     n = len(rope.inv_freq)
-    rest = torch.cat([z[..., n:].real, z[..., n:].imag], -1)[..., : d_head - rope.rotary_dim]
-    return from_planes(z[..., :n], rest, rope)
+    remainder = torch.cat([z[..., n:].real, z[..., n:].imag], -1)[..., : d_head - rope.rotary_dim]
+    return from_planes(z[..., :n], remainder, rope)
 
 
 def real_coordinates(z: Complex[Tensor, "*batch plane"]) -> Float[Tensor, "*batch two_planes"]:

@@ -55,7 +55,7 @@ def scores_frozen_beyond(
     limits = limit_of_planes(limit, rope)
     away, total = queries[:, None] - keys, scores_at_positions(q, k, rope, scale, queries, keys)
     furthest = len(keys) - 1 if query_positions is None and key_positions is None else torch.inf
-    for beyond in (one for one in limits.unique().tolist() if one < furthest):
+    for beyond in (distance for distance in limits.unique().tolist() if distance < furthest):
         far_q, far_k = rotated_beyond(q, k, rope, limits, beyond, queries, keys)
         total = torch.where(away > beyond, scale * far_q @ far_k.mT, total)
     return total
@@ -84,7 +84,7 @@ def rotated_beyond(
     rotated = []
     for x, positions, limit in ((q, query_positions, limits), (k, key_positions, torch.zeros_like(limits))):
         place = double(positions)[:, None]
-        theta, held, limit = (one.to(place.device) for one in (double(rope.inv_freq), limits <= beyond, limit))
+        theta, held, limit = (values.to(place.device) for values in (double(rope.inv_freq), limits <= beyond, limit))
         angles = torch.where(held, limit, place) * theta
         rotated.append(rotate_by(x, torch.polar(torch.full_like(angles, rope.scaling), angles), rope))
     return rotated[0], rotated[1]
@@ -119,12 +119,12 @@ def scores_at(
     if not isinstance(distance, Tensor) and not callable(distance):
         if not distance >= 0:
             raise InputError(f"distance {distance}: distances must be 0 or more")
-        every = torch.full((len(queries),), float(distance), dtype=DOUBLE, device=q.device)
-        return scale * rotate(q, every, rope) @ unturned(k, rope).mT
-    own = queries[:, None] - keys
-    matrix, before = distance if isinstance(distance, Tensor) else distance(own.clamp(min=0)), len(keys) - len(queries)
-    if matrix.shape != own.shape:
-        wanted = f"{len(queries)} queries and {len(keys)} keys; give {list(own.shape)}"
+        distances = torch.full((len(queries),), float(distance), dtype=DOUBLE, device=q.device)
+        return scale * rotate(q, distances, rope) @ unturned(k, rope).mT
+    away = queries[:, None] - keys
+    matrix, before = distance if isinstance(distance, Tensor) else distance(away.clamp(min=0)), len(keys) - len(queries)
+    if matrix.shape != away.shape:
+        wanted = f"{len(queries)} queries and {len(keys)} keys; give {list(away.shape)}"
         raise InputError(f"distance of shape {tuple(matrix.shape)} for {wanted}")
     matrix = matrix.to(q.device).tril(before)
     if len(wrong := (~(matrix >= 0)).nonzero()):
@@ -132,13 +132,13 @@ def scores_at(
         raise InputError(
             f"distance {matrix[query, key].item()} at query {query}, key {key}: distances must be 0 or more"
         )
-    offset = (matrix - own).tril(before)
-    first, *others = offset.unique().tolist()
-    if len(others) >= len(rope.inv_freq):
+    offset = (matrix - away).tril(before)
+    first, *other_offsets = offset.unique().tolist()
+    if len(other_offsets) >= len(rope.inv_freq):
         blocks = [slice(start, start + _QUERY_BLOCK) for start in range(0, len(queries), _QUERY_BLOCK)]
-        return torch.cat([_scores_at_matrix(q[:, at], k, rope, scale, matrix[at]) for at in blocks], dim=1)
+        return torch.cat([_scores_at_matrix(q[:, block], k, rope, scale, matrix[block]) for block in blocks], dim=1)
     total = scores_at_positions(q, k, rope, scale, queries + first, keys)
-    for value in others:
+    for value in other_offsets:
         moved = scores_at_positions(q, k, rope, scale, queries + value, keys)
         total = torch.where(offset == value, moved, total)
     return total
@@ -150,12 +150,12 @@ def _scores_at_matrix(q: Tensor, k: Tensor, rope: Rope, scale: float, distance: 
     turning = len(rope.inv_freq)
     rest_q, rest_k = (real_coordinates(z[..., turning:]) for z in (zq, zk))
     total = rest_q @ rest_k.mT
-    distances, which = distance.unique(return_inverse=True)
+    distances, indices = distance.unique(return_inverse=True)
     turn = turning_factors(distances, rope, q.shape[-1]).to(zq.dtype)
     for m in range(turning):
         product = zq[:, :, None, m] * zk[:, None, :, m].conj()
-        total += product.real * turn.real[which, m]
-        total -= product.imag * turn.imag[which, m]
+        total += product.real * turn.real[indices, m]
+        total -= product.imag * turn.imag[indices, m]
     return scale * total
 
 

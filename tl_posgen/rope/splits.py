@@ -63,8 +63,8 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
         >>> triangle(2).weights.mul(3).round().tolist()
         [2.0, 1.0]
     """
-    known = isinstance(width, Tensor) and width.numel() and not width.is_complex()
-    widths = torch.as_tensor(width if known else float(width) if is_number(width) else 0, dtype=DOUBLE)
+    is_real_tensor = isinstance(width, Tensor) and width.numel() and not width.is_complex()
+    widths = torch.as_tensor(width if is_real_tensor else float(width) if is_number(width) else 0, dtype=DOUBLE)
     if not bool(((widths > 0) & (widths <= WIDEST)).all()):
         raise InputError(f"triangle width {width!r}: widths must be numbers above 0, of tokens, {WIDEST:,} at most")
     distances = torch.arange(math.ceil(widths.max()), device=widths.device)

@@ -143,8 +143,8 @@ def kept_keys(
         >>> kept_keys(scores, visible, 2).tolist()
         [[[True, False, True, False]]]
     """
-    kept = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-    return kept.scatter_(-1, best_keys(scores, visible, budget), value=True) & visible
+    is_kept = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    return is_kept.scatter_(-1, best_keys(scores, visible, budget), value=True) & visible
 
 
 def best_keys(

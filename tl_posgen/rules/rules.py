@@ -93,9 +93,9 @@ def apply_rules(
     """
     if getattr(result, "name", "") != "rules":
         raise InputError(f"apply_rules: {result!r} is no result of the measure rules")
-    known = [*RULES, *REFERENCES]
-    if rule not in known:
-        raise InputError(f"apply_rules: rule = {rule!r}: choose from {', '.join(known)}")
+    choices = [*RULES, *REFERENCES]
+    if rule not in choices:
+        raise InputError(f"apply_rules: rule = {rule!r}: choose from {', '.join(choices)}")
     require("budget", budget, Count | None)
     session = session_of(model)
     here, there = fingerprint(session), result.provenance.get("weights")
@@ -110,24 +110,24 @@ def apply_rules(
             f"measure rules of this model{hint if backends[0] != backends[1] else ''}"
         )
     calibration = _calibration_of(result.trained)
-    chosen = measured = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
+    chosen = measured = [(layer, head) for layer, (head_numbers, _) in calibration.items() for head in head_numbers]
     if layers is not None or heads is not None:
-        chosen = [(layer, head) for layer, some in select_heads(session, layers, heads).items() for head in some]
-    if lacking := [one for one in chosen if one not in measured]:
+        chosen = [(layer, head) for layer, picked in select_heads(session, layers, heads).items() for head in picked]
+    if lacking := [place for place in chosen if place not in measured]:
         raise InputError(f"apply_rules: {head_name(*lacking[0])} was not measured; choose measured layers and heads")
-    kept, seed = budget or int(result.measure.budget), int(result.provenance.get("seed", 0))
-    return _rule_hooks(session, rule, kept, calibration, seed, chosen)
+    n_kept, seed = budget or int(result.measure.budget), int(result.provenance.get("seed", 0))
+    return _rule_hooks(session, rule, n_kept, calibration, seed, chosen)
 
 
 def _calibration_of(data: xr.Dataset) -> Calibration:
     """Return the means of every layer."""
-    found = {}
+    calibration = {}
     for layer in data["layer"].values.tolist():
-        both = data[["mean_query", "mean_key"]].sel(layer=layer)
-        both = both.dropna("component", how="all").dropna("head", how="all").transpose("head", "component")
-        q, k = (torch.from_numpy(both[name].values.copy()) for name in both.data_vars)
-        found[layer] = both["head"].values.tolist(), Means(q, k, int(data.attrs["n_distances"]))
-    return found
+        means = data[["mean_query", "mean_key"]].sel(layer=layer)
+        means = means.dropna("component", how="all").dropna("head", how="all").transpose("head", "component")
+        q, k = (torch.from_numpy(means[name].values.copy()) for name in means.data_vars)
+        calibration[layer] = means["head"].values.tolist(), Means(q, k, int(data.attrs["n_distances"]))
+    return calibration
 
 
 def _rule_hooks(
@@ -140,9 +140,9 @@ def _rule_hooks(
 ) -> HookList:
     """Return the hooks of a rule from its calibration; the seed is that of drawn keys."""
 
-    def keys_seen(capture: LayerCapture, own: Float[Tensor, "head query key"]) -> Bool[Tensor, "head query key"]:
+    def keys_seen(capture: LayerCapture, own_scores: Float[Tensor, "head query key"]) -> Bool[Tensor, "head query key"]:
         visible = capture.geometry.sees(distances_of(capture.q.shape[1], capture.k.shape[1], capture.q.device))
-        ranked = _ranks_by(rule, capture, own.to(visible.device), calibration[capture.layer], seed)
+        ranked = _ranks_by(rule, capture, own_scores.to(visible.device), calibration[capture.layer], seed)
         return kept_keys(ranked.detach(), visible, budget)
 
     return replace_scores(model, RowByRow(keys_seen, with_own=True), heads=heads)
@@ -151,19 +151,20 @@ def _rule_hooks(
 def _ranks_by(
     rule: str,
     capture: LayerCapture,
-    own: Float[Tensor, "head query key"],
+    own_scores: Float[Tensor, "head query key"],
     calibration: tuple[list[int], Means],
     seed: int,
 ) -> Float[Tensor, "head query key"]:
-    """Return the numbers by which a rule ranks the keys of each query; the oracle ranks by `own`, those of the pass."""
+    """Return the numbers by which a rule ranks the keys of each query; the oracle ranks by `own_scores`, those of the
+    pass."""
     if rule == "oracle":
-        return own
+        return own_scores
     q, k, geometry = capture.q, capture.k, capture.geometry
     heads = torch.tensor(list(capture.heads), device=q.device)
     if rule == "drawn":
         return drawn_scores(geometry.layer * geometry.n_heads + heads, q.shape[1], k.shape[1], seed)
-    known, means = calibration
-    places, n = [known.index(head) for head in capture.heads], means.n_distances
+    calibrated, means = calibration
+    places, n = [calibrated.index(head) for head in capture.heads], means.n_distances
     means = Means(means.q[places], means.k[places], min(n, geometry.window or n))
     bias = geometry.distance_bias(distances_of(q.shape[1], k.shape[1], q.device).to(q.dtype), capture.heads)
     return rule_scores(cast(Rule, rule), q, k, means, geometry.rope, geometry.scale, bias)
@@ -277,8 +278,8 @@ class Rules(Interventions):
         sums, recalls = run.sums(), run.sums()
 
         def add_means(layer: LayerCapture) -> None:  # the first token of each prompt is left out
-            both = {"mean_query": layer.q, "mean_key": layer.k}
-            sums.add_layer(layer, {name: double(x)[:, 1:].mean(1) for name, x in both.items()})
+            vectors = {"mean_query": layer.q, "mean_key": layer.k}
+            sums.add_layer(layer, {name: double(x)[:, 1:].mean(1) for name, x in vectors.items()})
 
         run.capture(add_means, rows=run.rows[::2])
         means = sums.means().assign_attrs(n_distances=len(run.rows[0]))
@@ -294,9 +295,9 @@ class Rules(Interventions):
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         calibration = _calibration_of(run.data)
-        heads = [(layer, head) for layer, (some, _) in calibration.items() for head in some]
-        how = (self.budget, calibration, run.seed, heads)
-        return {rule: _rule_hooks(run.session, rule, *how) for rule in self.labels()["rule"]}
+        heads = [(layer, head) for layer, (head_numbers, _) in calibration.items() for head in head_numbers]
+        arguments = (self.budget, calibration, run.seed, heads)
+        return {rule: _rule_hooks(run.session, rule, *arguments) for rule in self.labels()["rule"]}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         return {"loss": run.losses_under(hooks)[:, self.budget :].mean(-1).numpy()}
@@ -313,17 +314,17 @@ class Rules(Interventions):
             stop = min(capture.length, start + BLOCK)
             if stop <= self.budget:
                 continue
-            rows, own = capture.of_rows(start, stop), capture.score_rows(start, stop)
-            visible = capture.geometry.sees(distances_of(stop - start, stop, own.device))
+            rows, scores = capture.of_rows(start, stop), capture.score_rows(start, stop)
+            visible = capture.geometry.sees(distances_of(stop - start, stop, scores.device))
             counted = (visible.sum(-1) > self.budget).to(device)
             pattern = double(capture.pattern_rows(start, stop))
-            both = torch.stack([pattern, pattern])
-            both[1, ..., 0] = 0
-            best = both.topk(self.budget).values.sum(-1).clamp(min=_SMALLEST)
+            patterns = torch.stack([pattern, pattern])
+            patterns[1, ..., 0] = 0
+            best = patterns.topk(self.budget).values.sum(-1).clamp(min=_SMALLEST)
             n_queries += counted.sum()
             for number, rule in enumerate(rules):
-                kept = best_keys(_ranks_by(rule, rows, own, calibration, seed), visible, self.budget).to(device)
-                held = both.gather(-1, kept.expand(len(TOKENS), -1, -1, -1)).sum(-1)
+                keys = best_keys(_ranks_by(rule, rows, scores, calibration, seed), visible, self.budget).to(device)
+                held = patterns.gather(-1, keys.expand(len(TOKENS), -1, -1, -1)).sum(-1)
                 recall[:, number] += (held / best)[..., counted].sum(-1)
         return recall / n_queries
 
@@ -332,13 +333,16 @@ class Rules(Interventions):
         recalls = {rule: numbers("recall", rule=rule) for rule in rules}
         recalls[drawn] = numbers.number(numbers.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
-        rest = {rule: numbers("recall", rule=rule, **WITHOUT_FIRST) for rule in recalls}
-        each = [f"{in_words(rule, WORDS)} {one.plain:.3f}{one.null_in_brackets:.3f}" for rule, one in rest.items()]
+        without_first = {rule: numbers("recall", rule=rule, **WITHOUT_FIRST) for rule in recalls}
+        phrases = [
+            f"{in_words(rule, WORDS)} {number.plain:.3f}{number.null_in_brackets:.3f}"
+            for rule, number in without_first.items()
+        ]
         return [
             f"Of the attention in the best {self.budget} keys, {in_words(best, WORDS)} recalls {recalls[best]:.3f}, "
             f"the most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; "
             f"drawn keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
-            f"Recall of the best {self.budget} keys without the attention to the first key: {', '.join(each)}.",
+            f"Recall of the best {self.budget} keys without the attention to the first key: {', '.join(phrases)}.",
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:

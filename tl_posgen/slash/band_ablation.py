@@ -154,21 +154,21 @@ class BandAblation(Dominance, Interventions):
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         planned = ablations(self.schemes, run.tokens.shape[1]).items()
-        return {name: ablate_bands(run.session, *one) for name, one in planned if name != UNTOUCHED}
+        return {name: ablate_bands(run.session, *ablation) for name, ablation in planned if name != UNTOUCHED}
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss, and slash scores at each head's own distance, with one condition in all layers."""
-        sums, place = Sums(_OF_PROMPTS), run.dataset_of(Slash)["slash_distance"]
+        sums, best_distance = Sums(_OF_PROMPTS), run.dataset_of(Slash)["slash_distance"]
 
         def consumer(layer: LayerCapture) -> None:
-            found = statistics_of(layer, entropy=False)
-            score, uniform = found.score[0], found.uniform[0]
-            own = place.sel(layer=layer.layer, head=list(layer.heads)).values.astype(int)
-            at_own = score.gather(-1, torch.as_tensor(own, device=score.device)[:, None])[:, 0]
-            sums.add_layer(layer, {"profile": score, "uniform": uniform, "score": at_own})
+            statistics = statistics_of(layer, entropy=False)
+            score, uniform = statistics.score[0], statistics.uniform[0]
+            distances = best_distance.sel(layer=layer.layer, head=list(layer.heads)).values.astype(int)
+            at_distances = score.gather(-1, torch.as_tensor(distances, device=score.device)[:, None])[:, 0]
+            sums.add_layer(layer, {"profile": score, "uniform": uniform, "score": at_distances})
 
-        how: Any = {"needs": frozenset({"pattern"}), "prove": not hooks}
-        loss = run.losses_under(hooks, consumer, **how).mean(-1).numpy()
+        options: Any = {"needs": frozenset({"pattern"}), "prove": not hooks}
+        loss = run.losses_under(hooks, consumer, **options).mean(-1).numpy()
         dominant = self.dominant_at(sums.mean("profile"), sums.mean("uniform"))
         return {"loss": loss, "score": sums.mean("score"), "dominant": dominant}
 
@@ -189,16 +189,16 @@ class BandAblation(Dominance, Interventions):
     def findings(self, numbers: Numbers) -> list[str]:
         heads, score, rises = self.n_heads(numbers), partial(self.slash_score, numbers), self.rises(numbers)
         banded = product(dict.fromkeys(self.schemes), BANDS)
-        names = {f"drop {band}, {scheme}": f"without {band} frequencies ({scheme})" for scheme, band in banded}
-        names |= {kind: WORDS[kind] for kind in ("rank_one", "no_rope", "means")}
-        parts = [
-            f"{words} {score(one).with_interval:.3f} (loss {rises[one].with_interval:+.3f})"
-            for one, words in names.items()
+        labels = {f"drop {band}, {scheme}": f"without {band} frequencies ({scheme})" for scheme, band in banded}
+        labels |= {kind: WORDS[kind] for kind in ("rank_one", "no_rope", "means")}
+        phrases = [
+            f"{label} {score(condition).with_interval:.3f} (loss {rises[condition].with_interval:+.3f})"
+            for condition, label in labels.items()
         ]
         return [
             f"Slash-dominant: {counted(heads.value, 'head')}{in_brackets(heads.null_range)}, mean score "
             f"{score():.3f}, loss {numbers('loss').plain:.3f}; in the running model this becomes: "
-            f"{', '.join(parts)}."
+            f"{', '.join(phrases)}."
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:

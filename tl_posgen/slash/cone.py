@@ -56,7 +56,7 @@ _PER_LAYER, _SIDES = ("tokens", "layer"), ("tokens", "side", *HEAD)
 
 
 def _counterfactuals(result: Any) -> dict[str, dict[str, str]]:
-    return {WORDS[one]: {"input": one} for one in result.trained["input"].values.tolist() if one in WORDS}
+    return {WORDS[label]: {"input": label} for label in result.trained["input"].values.tolist() if label in WORDS}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Cone(Dominance):
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         assert layer.inputs is not None
         assert layer.projections is not None
-        heads, projections, measured, both = list(layer.heads), layer.projections, layer.shared(statistics_of), []
+        heads, projections, measured, by_start = list(layer.heads), layer.projections, layer.shared(statistics_of), []
         for first in starts_of(layer):
             inputs = layer.inputs[first:]
             cone, positions = fit_cone(inputs), torch.arange(len(inputs), device=inputs.device)
@@ -189,26 +189,26 @@ class Cone(Dominance):
                 parts |= {"axis and bias": (along, True), "off axis and bias": (inputs - along, True)}
             scores = inputs.new_full((len(self.labels()["input"]), len(heads), len(inputs)), torch.nan, dtype=DOUBLE)
             scores[0] = measured.score[first, :, : len(inputs)]
-            made = {part: _queries_and_keys(layer, *one) for part, one in parts.items()}
-            for number, of_part in enumerate(made.values(), start=1):
-                rotated = (rotate(x, positions, layer.geometry.rope) for x in of_part)
+            qk_by_part = {part: _queries_and_keys(layer, *arguments) for part, arguments in parts.items()}
+            for number, qk in enumerate(qk_by_part.values(), start=1):
+                rotated = (rotate(x, positions, layer.geometry.rope) for x in qk)
                 scores[number] = statistics_from_qk(layer, *rotated).score[0]
             sides = []
             for side in "qk":
                 weight, bias = (getattr(projections, f"{kind}_{side}") for kind in "wb")
                 bias = bias if side in projections.biased else None
                 of_weights = (bias_share(inputs, weight, bias), axis_gain(cone.axis, weight))
-                share, gain = (projections.per_query_head(one)[heads] for one in of_weights)
+                share, gain = (projections.per_query_head(array)[heads] for array in of_weights)
                 s = layer.shared(spectra_of, first)[side].values
                 ranks = {"r1": first_share(s), "rank95": rank_of_share(s).to(share)}
                 sides.append(ranks | {"bias_share": share, "gain": gain})
-            found = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
-            found |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": scores}
-            found["r1_without_bias"] = torch.full_like(found["r1"], torch.nan)
+            values = {name: torch.stack([side[name] for side in sides]) for name in sides[0]}
+            values |= {"cosine": cone.cosine.mean(), "r1_h": cone.r1, "score": scores}
+            values["r1_without_bias"] = torch.full_like(values["r1"], torch.nan)
             if projections.biased:
-                found["r1_without_bias"] = torch.stack([rank_one_share(x) for x in made["no bias"]])
-            both.append(found | {"uniform": measured.uniform[first, : len(inputs)]})
-        return both[0], both[1]
+                values["r1_without_bias"] = torch.stack([rank_one_share(x) for x in qk_by_part["no bias"]])
+            by_start.append(values | {"uniform": measured.uniform[first, : len(inputs)]})
+        return by_start[0], by_start[1]
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         data, uniform = sums.means(), sums.mean("uniform", (*_PER_LAYER, "distance"))
@@ -243,23 +243,23 @@ class Cone(Dominance):
             return [*lines, "No head is slash-dominant, so nothing can be asked of the axis alone."]
         r1 = " and ".join(f"{group_mean(numbers, 'r1', 'dominant', side=side).with_interval:.3f}" for side in "qk")
         scores = {
-            one: group_mean(numbers, "slash_score", "dominant", input=one).with_interval
-            for one in numbers.data["input"].values.tolist()
+            label: group_mean(numbers, "slash_score", "dominant", input=label).with_interval
+            for label in numbers.data["input"].values.tolist()
         }
         uniform = group_mean(numbers, "best_uniform", "dominant").with_interval
         heads = counted(n.value, "slash-dominant head")
-        told = (
+        sentence = (
             f"In {heads} r1 is {r1}. With only the axis part entering W_Q and W_K they score "
             f"{scores['axis only']:.3f} at their best distance (measured {scores['measured']:.3f}); with all but the "
             f"axis {scores['off axis']:.3f} (uniform attention {uniform:.3f})."
         )
         if "no bias" in scores:
-            told += (
+            sentence += (
                 f" Biases are in neither. They alone give {scores['bias only']:.3f}, with the axis part "
                 f"{scores['axis and bias']:.3f}, with all but the axis {scores['off axis and bias']:.3f}; all inputs "
                 f"without them {scores['no bias']:.3f}."
             )
-        return [*lines, told]
+        return [*lines, sentence]
 
     def ratio_above_no_inputs(self, numbers: Numbers, part: str, less: str | None = None) -> Number:
         """(S(part) - S(none)) / (S(all) - S(none)), S the dominant heads' slash score with a part of the inputs in W_Q
@@ -273,8 +273,8 @@ class Cone(Dominance):
         """
         none = self._scores(numbers, "bias only", numbers.array("best_uniform"))
         of_all, of_part, of_other = (
-            mean_over_group(numbers, self._with_biases(numbers, one) - none, "dominant")
-            for one in ("measured", part, less or part)
+            mean_over_group(numbers, self._with_biases(numbers, label) - none, "dominant")
+            for label in ("measured", part, less or part)
         )
         ratio = (of_part if less is None else of_part - of_other) / of_all.where(is_above(of_all, 0.01))
         return numbers.number(ratio)
@@ -284,7 +284,7 @@ class Cone(Dominance):
         without biases, and NaN where the measured one is not above 0.01 by its interval."""
         uniform = numbers.array("best_uniform")
         scores = (self._scores(numbers, "bias only", uniform), numbers.array("slash_score", input="measured"))
-        alone, measured = (mean_over_group(numbers, one - uniform, "dominant") for one in scores)
+        alone, measured = (mean_over_group(numbers, score - uniform, "dominant") for score in scores)
         return numbers.number(alone / measured.where(is_above(measured, 0.01)))
 
     def _with_biases(self, numbers: Numbers, part: str) -> xr.DataArray:
@@ -298,8 +298,10 @@ class Cone(Dominance):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         data, names = numbers.dataset, {"r1": "r1", "R.95": "rank95", "gain": "gain"}.items()
-        columns = {f"{words} {side.upper()}": data[name].sel(side=side) for words, name in names for side in "qk"}
-        scores = {f"slash, {one}": data["slash_score"].sel(input=one) for one in numbers.data["input"].values.tolist()}
+        columns = {f"{heading} {side.upper()}": data[name].sel(side=side) for heading, name in names for side in "qk"}
+        scores = {
+            f"slash, {label}": data["slash_score"].sel(input=label) for label in numbers.data["input"].values.tolist()
+        }
         return group_table(numbers, columns | scores)
 
 
@@ -308,5 +310,5 @@ def _queries_and_keys(
 ) -> list[Float[Tensor, "head pos d_head"]]:
     """Return queries and keys of the chosen heads before RoPE that these inputs give, with biases or without."""
     assert layer.projections is not None
-    made = layer.projections
-    return [of_all(inputs, biases=biases)[list(layer.heads)] for of_all in (made.queries, made.keys)]
+    projections = layer.projections
+    return [project(inputs, biases=biases)[list(layer.heads)] for project in (projections.queries, projections.keys)]

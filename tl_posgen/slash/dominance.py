@@ -78,8 +78,8 @@ def statistics_of(layer: LayerCapture, *, entropy: bool = True) -> SlashStatisti
     def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
         return layer.of_heads(heads).pattern_rows(start, stop)
 
-    how = (layer.length, layer.geometry.window, entropy, layer.device)
-    return slash_statistics_of_rows(rows_of, len(layer.heads), *how)
+    arguments = (layer.length, layer.geometry.window, entropy, layer.device)
+    return slash_statistics_of_rows(rows_of, len(layer.heads), *arguments)
 
 
 def statistics_from_qk(
@@ -88,8 +88,8 @@ def statistics_from_qk(
     """Return slash statistics of other q and k, already rotated, in this layer; without entropies."""
 
     def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
-        some, at = layer.heads[heads], layer.positions[start:stop]
-        return scores_from(q[heads, start:stop], k[heads, :stop], layer.geometry, some, at).softmax(-1)
+        head_numbers, positions = layer.heads[heads], layer.positions[start:stop]
+        return scores_from(q[heads, start:stop], k[heads, :stop], layer.geometry, head_numbers, positions).softmax(-1)
 
     return slash_statistics_of_rows(rows_of, len(q), q.shape[1], layer.geometry.window, False, q.device)
 
@@ -101,7 +101,7 @@ def spectra_of(layer: LayerCapture, first: int = 0) -> dict[str, Spectrum]:
     different = list(dict.fromkeys(keys))
     of_keys = spectrum(layer.k[[keys.index(key) for key in different], first:])
     by_head = [different.index(key) for key in keys]
-    return {"q": spectrum(layer.q[:, first:]), "k": Spectrum(*(one[by_head] for one in of_keys))}
+    return {"q": spectrum(layer.q[:, first:]), "k": Spectrum(*(array[by_head] for array in of_keys))}
 
 
 def starts_of(layer: LayerCapture) -> tuple[int, int]:
@@ -116,7 +116,7 @@ def starts_of(layer: LayerCapture) -> tuple[int, int]:
 
 def reached(distances: Sequence[int], score: xr.DataArray) -> list[int]:
     """Return those of the distances that the prompts reach."""
-    return [one for one in sorted(distances) if one < score.sizes["distance"]]
+    return [distance for distance in sorted(distances) if distance < score.sizes["distance"]]
 
 
 def thresholds(kappa: float, uniform: xr.DataArray) -> xr.DataArray:
@@ -135,18 +135,18 @@ def slash_distance(score: xr.DataArray) -> xr.DataArray:
 
 def at_best(score: xr.DataArray, uniform: xr.DataArray) -> dict[str, xr.DataArray]:
     """Return the highest score over D < N/2, its distance, and the score of uniform attention there."""
-    place = slash_distance(score)
+    distance = slash_distance(score)
     return {
-        "slash_score": at_distance(score, place),
-        "slash_distance": place,
-        "best_uniform": at_distance(uniform, place),
+        "slash_score": at_distance(score, distance),
+        "slash_distance": distance,
+        "best_uniform": at_distance(uniform, distance),
     }
 
 
 def at_distance(profile: xr.DataArray, distance: xr.DataArray) -> xr.DataArray:
     """Return a profile at each head's own distance; NaN where that is."""
-    found = profile.sel(distance=distance.fillna(0).astype(int), drop=True)
-    return where_measured(found, distance)
+    values = profile.sel(distance=distance.fillna(0).astype(int), drop=True)
+    return where_measured(values, distance)
 
 
 def where_measured(values: xr.DataArray, score: xr.DataArray) -> xr.DataArray:
@@ -186,11 +186,12 @@ def group_mean(numbers: Numbers, name: str, group: str, tokens: str = "all", **l
 def group_table(numbers: Numbers, columns: Mapping[str, xr.DataArray]) -> pd.DataFrame:
     """Return a row for each choice of tokens and group of heads, a column for each array [tokens, layer, head]."""
     rows = []
-    for (tokens, title), (group, words) in product(TITLES.items(), GROUPS.items()):
+    for (tokens, title), (group, label) in product(TITLES.items(), GROUPS.items()):
         if n := n_heads(numbers, group, tokens).value:
             means = {
-                name: mean_over_group(numbers, one.sel(tokens=tokens), group, tokens) for name, one in columns.items()
+                name: mean_over_group(numbers, array.sel(tokens=tokens), group, tokens)
+                for name, array in columns.items()
             }
             values = {heading: numbers.number(mean).value for heading, mean in means.items()}
-            rows.append({"tokens": title, "heads": f"{n:.3g} {words}", **values})
+            rows.append({"tokens": title, "heads": f"{n:.3g} {label}", **values})
     return pd.DataFrame(rows)

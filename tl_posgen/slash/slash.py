@@ -143,7 +143,9 @@ class Slash(Dominance):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         values = {**vars(layer.shared(statistics_of))}
         if not isinstance(layer, EditedCapture):  # under edited scores, queries and keys explain nothing of them
-            values["r1"] = torch.stack([first_share(one.values) for one in layer.shared(spectra_of, 0).values()])
+            values["r1"] = torch.stack(
+                [first_share(spectrum.values) for spectrum in layer.shared(spectra_of, 0).values()]
+            )
         return values
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
@@ -159,10 +161,10 @@ class Slash(Dominance):
         n = numbers.number(numbers.array("dominant").any("short_distance").sum(HEAD))
         n_all, distances = int(numbers.data["slash_score"].notnull().sum()), numbers.data["short_distance"].values
         reached = numbers.data["uniform"].sel(tokens="all", distance=distances, drop=True) >= self.kappa
-        told = ""
+        sentence = ""
         if (at := distances[reached.any("layer").values]).size:
             where = "" if reached.all("layer").sel(distance=at).all() else " in some layers"
-            told = (
+            sentence = (
                 f" At D = {', '.join(map(str, at))} uniform attention itself reaches kappa{where}, as queries see few "
                 "keys: there a head is slash-dominant at twice its score."
             )
@@ -170,5 +172,5 @@ class Slash(Dominance):
             f"Slash-dominant at any of the distances {', '.join(map(str, distances))}, with kappa = {self.kappa:g}: "
             f"{n.plain:.0f} of {counted(n_all, 'head')}{in_brackets(n.null_range)}. Strongest at D below half the "
             f"prompt: {numbers.extreme('slash_score'):.3f}; at the previous token: "
-            f"{numbers.extreme('score', distance=1):.3f}." + told
+            f"{numbers.extreme('score', distance=1):.3f}." + sentence
         ]

@@ -55,16 +55,16 @@ def ablations(schemes: Sequence[str], n: int = 0) -> dict[str, tuple[str, Callab
         by_thirds = scheme == "thirds"
         return lambda rope: (bands_by_thirds(len(rope.inv_freq)) if by_thirds else bands_by_wavelength(rope, n))[number]
 
-    whole = [("unchanged", "none"), *((kind, kind) for kind in _WHOLE_KINDS)]
-    found = {name: (kind, lambda rope: torch.ones_like(rope.inv_freq, dtype=torch.bool)) for name, kind in whole}
+    kinds = [("unchanged", "none"), *((kind, kind) for kind in _WHOLE_KINDS)]
+    unbanded = {name: (kind, lambda rope: torch.ones_like(rope.inv_freq, dtype=torch.bool)) for name, kind in kinds}
     banded = {
         f"{kind} {band}, {scheme}": (kind, planes_of(scheme, number))
         for scheme, kind, (number, band) in product(dict.fromkeys(schemes), _BAND_KINDS, enumerate(BANDS))
     }
-    return {"unchanged": found.pop("unchanged"), **banded, **found}
+    return {"unchanged": unbanded.pop("unchanged"), **banded, **unbanded}
 
 
-def _shown(numbers: Numbers, of: str) -> xr.DataArray:
+def _scores(numbers: Numbers, of: str) -> xr.DataArray:
     """Return the scores without each third of the planes and under each ablation of all, of the head that is strongest
     unchanged, each model's own, or the mean over heads."""
     score = numbers.array("slash_score", condition=None).stack(place=HEAD)
@@ -118,7 +118,7 @@ class SlashAblation(Measure):
     }
     figures = {
         "ablations": bars(
-            {of: [("slash score", partial(_shown, of=of))] for of in ("strongest head", "mean over heads")},
+            {of: [("slash score", partial(_scores, of=of))] for of in ("strongest head", "mean over heads")},
             "condition",
             title="What makes the slash",
             subtitle="slash score, each head at its best distance on text; q and k changed, softmax taken anew",
@@ -135,7 +135,7 @@ class SlashAblation(Measure):
         unchanged, rope = layer.shared(statistics_of), layer.geometry.rope
         scores = [unchanged.score]
         for kind, planes in [*ablations(self.schemes, layer.length).values()][1:]:
-            tops = [one.top for one in layer.shared(spectra_of, 0).values()] if kind == "rank_one" else None
+            tops = [spectrum.top for spectrum in layer.shared(spectra_of, 0).values()] if kind == "rank_one" else None
             rotated = ablate(layer.q, layer.k, rope, kind, planes(rope), tops)
             scores.append(statistics_from_qk(layer, *rotated).score)
         return {"score": torch.stack(scores, 1), "uniform": unchanged.uniform[0]}
@@ -145,20 +145,20 @@ class SlashAblation(Measure):
         if not any(len(geometry.rope.inv_freq) for geometry, _ in sums.layers.values()):
             data = data.sel(condition=_WITHOUT_PLANES)
         score = data["score"].sel(tokens="all", drop=True)
-        place = slash_distance(score.sel(condition="unchanged", drop=True))
-        best = {"slash_score": at_distance(score, place), "best_uniform": at_distance(uniform, place)}
-        return data.assign(best | {"slash_distance": place}).sel(distance=reached(self.distances, score))
+        distance = slash_distance(score.sel(condition="unchanged", drop=True))
+        best = {"slash_score": at_distance(score, distance), "best_uniform": at_distance(uniform, distance)}
+        return data.assign(best | {"slash_distance": distance}).sel(distance=reached(self.distances, score))
 
     def findings(self, numbers: Numbers) -> list[str]:
         best = numbers.extreme("slash_score")
         head = numbers.data.sel(layer=best.layer, head=best.head)
         scores = head["slash_score"].to_series()
-        parts = [f"{words} {scores[kind]:.3f}" for kind, words in _WHOLE_KINDS.items() if kind in scores]
+        phrases = [f"{label} {scores[kind]:.3f}" for kind, label in _WHOLE_KINDS.items() if kind in scores]
         strongest = numbers.number(numbers.array("slash_score").max(HEAD))
         nulls = in_brackets(f"strongest of {strongest.null:.3f}" if strongest.nulls else "")
         lines = [
             f"The strongest, {best:.3f} at D = {int(head['slash_distance'])}{nulls}, with its own layer ablated: "
-            f"{', '.join(parts)}, uniform attention {float(head['best_uniform']):.3f}."
+            f"{', '.join(phrases)}, uniform attention {float(head['best_uniform']):.3f}."
         ]
         if "no_rope" not in numbers.data["condition"]:
             lines.append(

@@ -123,13 +123,13 @@ class SlashBiases(Dominance):
         session.require_biases()
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        measured, both = layer.shared(statistics_of), []
+        measured, by_start = layer.shared(statistics_of), []
         for first in starts_of(layer):
             n = layer.length - first
             alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window)
             values = {"score": measured.score[first, :, :n], "alone": alone}
-            both.append(values | {"uniform": measured.uniform[first, :n]})
-        return both[0], both[1]
+            by_start.append(values | {"uniform": measured.uniform[first, :n]})
+        return by_start[0], by_start[1]
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         data = sums.means()
@@ -158,26 +158,26 @@ class SlashBiases(Dominance):
     def findings(self, numbers: Numbers) -> list[str]:
         distances = numbers.data["short_distance"].values.tolist()
         r = ", ".join(f"{self.correlation(numbers, at).plain:.2f} at D = {at}" for at in distances)
-        alone, text, both = (
+        alone, text, joint = (
             self.n_dominant(numbers, *names)
             for names in (("dominant_alone",), ("dominant",), ("dominant_alone", "dominant"))
         )
         return [
             f"Slash scores of the biases of q and k alone, which need no text, correlate with the measured ones over "
             f"heads at {r}. By biases alone {counted(alone.value, 'head')} would be slash-dominant"
-            f"{in_brackets(alone.null_range)}; {both.plain:.0f} of them are on this text, where {text.plain:.0f} are.",
+            f"{in_brackets(alone.null_range)}; {joint.plain:.0f} of them are on this text, where {text.plain:.0f} are.",
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row per distance: agreement over heads, and how many are dominant."""
         rows = []
-        for at in numbers.data["short_distance"].values.tolist():
-            row = {"D": at, "r": self.correlation(numbers, at).value}
-            row |= {"Spearman": self.correlation(numbers, at, ranks=True).value}
-            row |= {"r without first token": self.correlation(numbers, at, TOKENS[1]).value}
-            row |= {"dominant by biases": self.n_dominant(numbers, "dominant_alone", distance=at).value}
-            row |= {"on text": self.n_dominant(numbers, "dominant", distance=at).value}
-            row |= {"by each": self.n_dominant(numbers, "dominant_alone", "dominant", distance=at).value}
+        for distance in numbers.data["short_distance"].values.tolist():
+            row = {"D": distance, "r": self.correlation(numbers, distance).value}
+            row |= {"Spearman": self.correlation(numbers, distance, ranks=True).value}
+            row |= {"r without first token": self.correlation(numbers, distance, TOKENS[1]).value}
+            row |= {"dominant by biases": self.n_dominant(numbers, "dominant_alone", distance=distance).value}
+            row |= {"on text": self.n_dominant(numbers, "dominant", distance=distance).value}
+            row |= {"by each": self.n_dominant(numbers, "dominant_alone", "dominant", distance=distance).value}
             rows.append(row)
         return pd.DataFrame(rows)
 

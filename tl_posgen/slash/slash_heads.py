@@ -71,9 +71,9 @@ def find_slash_heads(
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
     cut = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     data = measure(session, prompts, **{**cut, "null_seeds": (), **settings}).sel(tokens="all")
-    found = data[["score"]].assign(ratio=data["score"] / data["uniform"])
-    found = found.where(found["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
-    table = found.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
+    finds = data[["score"]].assign(ratio=data["score"] / data["uniform"])
+    finds = finds.where(finds["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
+    table = finds.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
     return _strongest_first(table[[*HEAD, "distance", "score", "ratio"]], "score")
 
 
@@ -100,8 +100,10 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
     for heading, (name, dim, label) in _ELSEWHERE.items():
         if name in report and label in report[name].trained[dim]:
-            other = report[name].trained["score"].sel({"tokens": "all", dim: label}).reindex(distance=score["distance"])
-            columns[heading] = other.sel(distance=columns["distance"]).reset_coords(drop=True)
+            scores = (
+                report[name].trained["score"].sel({"tokens": "all", dim: label}).reindex(distance=score["distance"])
+            )
+            columns[heading] = scores.sel(distance=columns["distance"]).reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
     table = _strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
     table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": _LEGEND}
@@ -110,5 +112,5 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
 
 def _strongest_first(table: Any, column: str) -> pd.DataFrame:
     """Return the rows that have a score in this column, highest first."""
-    kept = table.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
-    return pd.DataFrame(kept).reset_index(drop=True)
+    rows = table.dropna(subset=[column]).sort_values(column, ascending=False, kind="stable")
+    return pd.DataFrame(rows).reset_index(drop=True)

@@ -113,14 +113,14 @@ class SlashPlanes(Dominance):
     }
     figures = {
         "bands": bars(
-            {"": [(words, partial(_lift, name="bands", group=group)) for group, words in GROUPS.items()]},
+            {"": [(label, partial(_lift, name="bands", group=group)) for group, label in GROUPS.items()]},
             "band",
             title="Which frequencies make the slash",
             subtitle="lift of the best diagonal above the mean logit, logits, summed over thirds of the planes",
             form=".2f",
         ),
         "planes": lines(
-            {"": [(words, partial(_lift, name="contribution", group=group)) for group, words in GROUPS.items()]},
+            {"": [(label, partial(_lift, name="contribution", group=group)) for group, label in GROUPS.items()]},
             "plane",
             title="Which planes make the slash",
             subtitle="lift of the best diagonal above the mean logit; planes by number, the fastest first",
@@ -136,22 +136,27 @@ class SlashPlanes(Dominance):
         return {"at": "best"}
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        found, geometry, distances, both = layer.shared(statistics_of), layer.geometry, sorted(self.distances), []
+        measured, geometry, distances, by_start = (
+            layer.shared(statistics_of),
+            layer.geometry,
+            sorted(self.distances),
+            [],
+        )
         for first in starts_of(layer):
             q, k, n = layer.q[:, first:], layer.k[:, first:], layer.length - first
-            score = found.score[first, :, :n]
+            score = measured.score[first, :, :n]
             planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
             reached = [distance for distance in distances if distance < min(n, geometry.window or n)]
             chosen = planes.new_full((*planes.shape[:2], len(distances) + 1), torch.nan)
             chosen[..., : len(reached)] = planes[..., reached]
             best = score[:, : max(1, n // 2)].argmax(-1)
             chosen[..., -1] = planes.gather(-1, best[:, None, None].expand(-1, planes.shape[1], 1))[..., 0]
-            tops = [one.top for one in layer.shared(spectra_of, first).values()]
+            tops = [spectrum.top for spectrum in layer.shared(spectra_of, first).values()]
             logit = rank_one_logit(q, k, geometry.rope, geometry.scale, tops)
             predicted = score_of_profile(logit, geometry.window)
             values = {"contribution": chosen.mT, "predicted": predicted, "score": score}
-            both.append(values | {"uniform": found.uniform[first, :n]})
-        return both[0], both[1]
+            by_start.append(values | {"uniform": measured.uniform[first, :n]})
+        return by_start[0], by_start[1]
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         data, wavelengths, masks = sums.means(), [], []
@@ -172,18 +177,19 @@ class SlashPlanes(Dominance):
             wavelength=(("layer", "plane"), np.stack(wavelengths)),
             dominant=self.dominant_at(score, uniform).any("short_distance"),
         )
-        found = []
+        correlations = []
         for tokens in TOKENS:  # how each head's predicted profile matches its own measured one, and those of the others
             heads = data[["score", "predicted"]].sel(tokens=tokens).stack(place=HEAD)
             heads = heads.dropna("place", how="all").dropna("distance", how="all")
-            beside = uniform.sel(tokens=tokens, distance=heads["distance"], layer=heads["layer"])
+            uniform_profile = uniform.sel(tokens=tokens, distance=heads["distance"], layer=heads["layer"])
             profiles = (
-                one.transpose("place", "distance").values for one in (heads["score"], heads["predicted"], beside)
+                profile.transpose("place", "distance").values
+                for profile in (heads["score"], heads["predicted"], uniform_profile)
             )
-            own, others = (("place", x.numpy()) for x in match_profiles(*map(torch.from_numpy, profiles)))
-            matched = xr.Dataset({"correlation": own, "chance_correlation": others}, {"place": heads["place"]})
-            found.append(matched.unstack("place").reindex_like(data[list(HEAD)]))
-        return data.merge(xr.concat(found, data["tokens"]))
+            correlation, chance = (("place", x.numpy()) for x in match_profiles(*map(torch.from_numpy, profiles)))
+            matched = xr.Dataset({"correlation": correlation, "chance_correlation": chance}, {"place": heads["place"]})
+            correlations.append(matched.unstack("place").reindex_like(data[list(HEAD)]))
+        return data.merge(xr.concat(correlations, data["tokens"]))
 
     def findings(self, numbers: Numbers) -> list[str]:
         lines = ["No head is slash-dominant, so no band makes a slash."]
@@ -193,17 +199,17 @@ class SlashPlanes(Dominance):
             )
             bands = {band: group_mean(numbers, "bands", "dominant", band=band) for band in _ALL_BANDS}
             # what a model rotates all, or nothing, of is not worth a word
-            parts = ", ".join(f"{band} {one.plain:.2f}" for band, one in bands.items() if one.value)
+            by_band = ", ".join(f"{band} {lift.plain:.2f}" for band, lift in bands.items() if lift.value)
             lines = [
                 f"On their best diagonal slash-dominant heads stand above the mean logit by {total.plain:.2f} logits, "
-                f"of which by thirds of the planes {parts}."
+                f"of which by thirds of the planes {by_band}."
             ]
             largest = numbers.number(abs(numbers.array("bands").mean(HEAD)).max("band"))
             if most := ", ".join(f"{kind} {format_bound(values)}" for kind, values in largest.by_null.items()):
                 lines[0] += f" The most that any band lifts it in null models, mean over heads: {most} logits."
         if not np.isfinite(numbers.data["wavelength"]).any():
             return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
-        r, chance, of = (
+        r, chance, dominant = (
             numbers("correlation"),
             numbers("chance_correlation"),
             group_mean(numbers, "correlation", "dominant"),
@@ -211,7 +217,7 @@ class SlashPlanes(Dominance):
         return [
             *lines,
             "The slash scores predicted from rank one, less those of uniform attention, correlate with the measured "
-            f"ones at {r:.3f}{f', in slash-dominant heads {of.plain:.3f}' if of else ''} (with the other "
+            f"ones at {r:.3f}{f', in slash-dominant heads {dominant.plain:.3f}' if dominant else ''} (with the other "
             f"heads measured: {chance.plain:.3f}).",
         ]
 

@@ -37,7 +37,7 @@ FEATURES = ("trained", "unseen")
 _EVALUATION_PROMPTS = 256
 _SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 _CURVE = ("seed", "step")
-_TOLD = "slash toy, D = {distance}, planes: {planes}"
+_DESCRIPTION = "slash toy, D = {distance}, planes: {planes}"
 
 
 def _maps(result: Any) -> go.Figure:
@@ -51,7 +51,7 @@ def _maps(result: Any) -> go.Figure:
     panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
     panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
     subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
-    return panels.titled(f"Attention over training · {_TOLD.format(**result.measure.options())}", subtitle)
+    return panels.titled(f"Attention over training · {_DESCRIPTION.format(**result.measure.options())}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,15 @@ class SlashToy(Measure):
         "training": lines(
             {
                 "squared loss": [("loss", "loss")],
-                "slash score at D": [(f"{one} features", "score", {"features": one}) for one in FEATURES],
+                "slash score at D": [
+                    (f"{features} features", "score", {"features": features}) for features in FEATURES
+                ],
                 "r1 before RoPE": [(side.upper(), "r1", {"side": side}) for side in "qk"],
                 "matching layer: diagonal less the rest": [("M", "matching")],
             },
             "step",
             title="Learning",
-            subtitle=f"{_TOLD}; held-out prompts, means over seeds",
+            subtitle=f"{_DESCRIPTION}; held-out prompts, means over seeds",
             columns=2,
         ),
         "maps": _maps,
@@ -192,7 +194,7 @@ class SlashToy(Measure):
         """Return a row per seed: where each curve ends, and when the head formed."""
         start, end = (numbers.dataset.isel(step=step, drop=True) for step in (0, -1))
         columns = {"loss at start": start["loss"], "loss at end": end["loss"]}
-        columns |= {f"score, {one}": end["score"].sel(features=one) for one in FEATURES}
+        columns |= {f"score, {features}": end["score"].sel(features=features) for features in FEATURES}
         columns |= {f"r1({side.upper()})": end["r1"].sel(side=side) for side in "qk"}
         passed = numbers.dataset["score"].sel(features="trained", drop=True) >= 0.5
         return numbers.frame({**columns, "formed by step": numbers.dataset["step"].where(passed).min("step")}, "seed")
@@ -246,8 +248,8 @@ class ShallowTransformer(torch.nn.Module):
         """Return the prediction of values[..., -1]; position j shows the value of position j - D."""
         distance, n_features = self.settings.distance, len(features)
         context = self.pattern(tokens, features, distance)[:, :, :-1] @ one_hot(tokens, n_features).float()
-        asked = tokens[..., -1:].expand(-1, -1, n_features)
-        attention = (context @ self.matching.gather(1, asked)[..., None])[..., 0].softmax(-1)
+        last_tokens = tokens[..., -1:].expand(-1, -1, n_features)
+        attention = (context @ self.matching.gather(1, last_tokens)[..., None])[..., 0].softmax(-1)
         return (attention * values[..., : attention.shape[-1]]).sum(-1)
 
 
@@ -298,13 +300,13 @@ def _trained(toy: SlashToy, progress: bool) -> xr.Dataset:
     optimiser = torch.optim.Adam(model.parameters(), lr=toy.learning_rate)
     tokens, values = draw_prompts(toy, generators, _EVALUATION_PROMPTS)
     # if x_N never occurred before, its value was never shown: a few such prompts would dominate the loss
-    shown = (tokens[..., : -1 - toy.distance] == tokens[..., -1:]).any(-1)
+    answer_shown = (tokens[..., : -1 - toy.distance] == tokens[..., -1:]).any(-1)
     off_diagonal = ~torch.eye(toy.n_features, dtype=torch.bool)
 
     def slash_score(features: Tensor) -> Tensor:
         # prompts take the place of heads: one score per prompt, then their mean
-        found = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
-        return found.score[0, :, toy.distance].view(tokens.shape[:2]).mean(1)
+        statistics = slash_statistics(model.pattern(tokens, features).flatten(0, 1), entropy=False)
+        return statistics.score[0, :, toy.distance].view(tokens.shape[:2]).mean(1)
 
     measured, patterns = {}, {}
     for step in trange(toy.steps + 1, desc="slash toy", unit="step", disable=not progress):
@@ -313,7 +315,7 @@ def _trained(toy: SlashToy, progress: bool) -> xr.Dataset:
                 error = (model(tokens, values, embeddings[0]) - values[..., -1]).square()
                 ranks = [rank_one_share(model.projected(weight, embeddings[0])) for weight in (model.w_q, model.w_k)]
                 measured[step] = {
-                    "loss": (error * shown).sum(-1) / shown.sum(-1),
+                    "loss": (error * answer_shown).sum(-1) / answer_shown.sum(-1),
                     "score": torch.stack([slash_score(features) for features in embeddings]),
                     "r1": torch.stack(ranks),
                     "matching": model.matching.diagonal(0, 1, 2).mean(-1) - model.matching[:, off_diagonal].mean(-1),
@@ -327,9 +329,9 @@ def _trained(toy: SlashToy, progress: bool) -> xr.Dataset:
             # a sum over seeds: each copy gets the gradient of its own mean loss
             error.square().mean(-1).sum().backward()
             optimiser.step()
-    curves = {name: torch.stack([one[name] for one in measured.values()], -1) for name in measured[0]}
+    curves = {name: torch.stack([at_step[name] for at_step in measured.values()], -1) for name in measured[0]}
     curves |= {"uniform": uniform_scores(toy.n_tokens), "pattern": torch.stack([*patterns.values()], 2)}
-    arrays = {name: (toy.variables[name].dims, one.double().numpy()) for name, one in curves.items()}
+    arrays = {name: (toy.variables[name].dims, curve.double().numpy()) for name, curve in curves.items()}
     coords = {"seed": list(toy.seeds), "features": list(FEATURES), "side": list("qk"), "snapshot": list(patterns)}
     places = dict.fromkeys(("distance", "query", "key"), range(toy.n_tokens))
     return xr.Dataset(arrays, {**coords, **places, "step": list(measured)})

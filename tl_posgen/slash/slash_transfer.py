@@ -31,8 +31,8 @@ def _panels(result: Any) -> Mapping[str, Mapping[str, Any]]:
     measure, panels = result.measure, {}
     for distance, tokens in product(measure.reached(result.trained)[:_MOST_DISTANCES], TOKENS):
         r = measure.correlation(result.numbers, distance, tokens)
-        words = f"D = {distance}, {TITLES[tokens]}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}"
-        panels[words] = {"tokens": tokens, "distance": distance}
+        title = f"D = {distance}, {TITLES[tokens]}: r {r.plain:.2f}{in_brackets(f'{r.null:.2f}')}"
+        panels[title] = {"tokens": tokens, "distance": distance}
     return panels
 
 
@@ -105,18 +105,18 @@ class SlashTransfer(Dominance):
             sums.add_layer(layer, {"score": statistics_of(layer, entropy=False).score})
 
         run.capture(add_scores, needs=Slash.needs, rows=drawn)
-        both: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
+        score: Any = xr.concat([natural["score"], sums.means()["score"]], pd.Index(SOURCES, name="source"))
         place, uniform = natural["slash_distance"], natural["uniform"].sel(tokens="all", drop=True)
-        data = {"score": both, "slash_score": at_distance(both, place), "slash_distance": place, "uniform": uniform}
+        data = {"score": score, "slash_score": at_distance(score, place), "slash_distance": place, "uniform": uniform}
         return xr.Dataset(data).transpose("tokens", "source", ...)
 
     def reached(self, data: xr.Dataset) -> list[int]:
         """Return the distances that are looked at."""
-        return [one for one in sorted(self.distances) if one < data.sizes["distance"]]
+        return [distance for distance in sorted(self.distances) if distance < data.sizes["distance"]]
 
     def correlation(self, numbers: Numbers, distance: int, tokens: str = "all", ranks: bool = False) -> Number:
         """Return r over heads of the scores on text with those on random tokens, or Spearman's of ranks."""
-        scores = (numbers.array("score", source=one, distance=distance, tokens=tokens) for one in SOURCES)
+        scores = (numbers.array("score", source=source, distance=distance, tokens=tokens) for source in SOURCES)
         return numbers.correlation(*scores, ranks=ranks)
 
     def n_dominant(self, numbers: Numbers, distance: int | list[int], source: str) -> Number:
@@ -138,12 +138,12 @@ class SlashTransfer(Dominance):
 
     def findings(self, numbers: Numbers) -> list[str]:
         at = max(self.reached(numbers.data), key=lambda distance: self.n_dominant(numbers, distance, "natural").value)
-        r, rest = (self.correlation(numbers, at, tokens) for tokens in TOKENS)
+        r, r_without_first = (self.correlation(numbers, at, tokens) for tokens in TOKENS)
         n, n_random = (self.n_dominant(numbers, at, source) for source in SOURCES)
-        beside = in_brackets(f"{r.null:.3f}", f"without the first token {rest.with_interval:.3f}")
+        bracketed = in_brackets(f"{r.null:.3f}", f"without the first token {r_without_first.with_interval:.3f}")
         return [
             f"At D = {at} slash scores on random tokens follow those on text over heads with r = "
-            f"{r.with_interval:.3f}{beside}. Dominant at this distance alone: {n.plain:.0f} heads on "
+            f"{r.with_interval:.3f}{bracketed}. Dominant at this distance alone: {n.plain:.0f} heads on "
             f"text{in_brackets(n.null_range)}, {n_random.plain:.0f} on random tokens, overlap (Jaccard) "
             f"{self.jaccard(numbers, at).plain:.2f}."
         ]
@@ -168,4 +168,4 @@ def random_prompts(tokens: Sequence[Int[Tensor, " _"]], n_vocabulary: int, seed:
     """Return prompts of the same lengths and first tokens, the others i.i.d. uniform over the vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randint(n_vocabulary, (len(prompt),), generator=generator) for prompt in tokens]
-    return [torch.cat([prompt[:1], other[1:]]) for prompt, other in zip(tokens, drawn, strict=True)]
+    return [torch.cat([prompt[:1], random[1:]]) for prompt, random in zip(tokens, drawn, strict=True)]

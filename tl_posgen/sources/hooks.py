@@ -85,8 +85,8 @@ def remove_source(
     require("part", part, Removed)
     require("on", on, On)
     require("control", control, bool)
-    seed, asked = check_seed(seed), [source] if isinstance(source, str) else list(source)
-    if not asked:
+    seed, sources = check_seed(seed), [source] if isinstance(source, str) else list(source)
+    if not sources:
         raise InputError('source: give one at least, such as "L0 MLP"')
     if control and part != "constant":
         raise InputError(f"control=True with part={part!r}: random phases are those of a constant; leave one out")
@@ -95,20 +95,22 @@ def remove_source(
     if not isinstance(reference, Reference):
         reference = reference_of(session, reference, layers=list(chosen))
     sums = {layer: reference.of_layer(session.layer(layer).geometry).sources.get(side) for layer in chosen}
-    means = {layer: one for layer, one in sums.items() if one is not None}
+    means = {layer: source_sums for layer, source_sums in sums.items() if source_sums is not None}
     if len(means) < len(sums):
         raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
-    for name in asked:
-        lacking = [layer for layer, one in means.items() if not _meant([name], one.names)]
+    for name in sources:
+        lacking = [layer for layer, source_sums in means.items() if not _meant([name], source_sums.names)]
         if len(lacking) == len(means) or (lacking and heads is not None):
             layer = lacking[0 if heads is not None else -1]
-            known = ", ".join(one for one in means[layer].names if one != ROUNDING)
-            raise InputError(f"layer {layer}: no source {name!r} before it; it has {known}")
-    removed = {layer: names for layer, one in means.items() if (names := _meant(asked, one.names))}
-    chosen = {layer: of for layer, of in chosen.items() if layer in removed}
+            available = ", ".join(source_name for source_name in means[layer].names if source_name != ROUNDING)
+            raise InputError(f"layer {layer}: no source {name!r} before it; it has {available}")
+    removed = {layer: names for layer, source_sums in means.items() if (names := _meant(sources, source_sums.names))}
+    chosen = {layer: layer_heads for layer, layer_heads in chosen.items() if layer in removed}
     constants = {layer: means[layer].of_names(names).sum(0) / means[layer].n for layer, names in removed.items()}
     if control:
-        constants = {layer: turned(session.layer(layer).geometry, one, on, seed) for layer, one in constants.items()}
+        constants = {
+            layer: turned(session.layer(layer).geometry, constant, on, seed) for layer, constant in constants.items()
+        }
     reader = SourceReader(session, max(chosen))
 
     def written(capture: LayerCapture) -> Float[Tensor, "head pos d_head"]:
@@ -121,7 +123,7 @@ def remove_source(
             )
         of_layer = reader.sources(layer, x, capture.prompt)
         capture.resid, capture.projections = x, session.projections(layer)
-        norms = [one for name, one in session.backend.model.blocks[layer].named_children() if name.startswith("ln")]
+        norms = [child for name, child in session.backend.model.blocks[layer].named_children() if name.startswith("ln")]
         with torch.no_grad(), without_hooks(session.model):
             for norm in (None, *norms):  # what entered W_K is the residual stream, or the norm that gives these keys
                 inputs = x if norm is None else called(norm, session, x)
@@ -142,13 +144,13 @@ def remove_source(
         if part != "constant":
             live = written(capture)
             gone = live - gone.to(live) if part == "varying" else live
-        whole = capture.k if on == "keys" else capture.q
-        return scores_with(capture, **{side: whole - gone.to(whole)})
+        vectors = capture.k if on == "keys" else capture.q
+        return scores_with(capture, **{side: vectors - gone.to(vectors)})
 
     by_row = RowByRow(scores_of) if part == "constant" else scores_of
-    live = [] if part == "constant" else [*reader.points(), *(_resid(layer) for layer in chosen if layer)]
-    places = [(layer, head) for layer, of in chosen.items() for head in of]
-    reading: HookList = [(name, partial(reader.keep, name)) for name in live]
+    points = [] if part == "constant" else [*reader.points(), *(_resid(layer) for layer in chosen if layer)]
+    places = [(layer, head) for layer, layer_heads in chosen.items() for head in layer_heads]
+    reading: HookList = [(name, partial(reader.keep, name)) for name in points]
     return [*reading, *replace_scores(model, by_row, heads=places)]
 
 
@@ -156,16 +158,18 @@ def _resid(layer: int) -> str:
     return f"blocks.{layer}.hook_resid_pre"
 
 
-def _meant(asked: Sequence[str], known: Sequence[str]) -> list[str]:
+def _meant(names: Sequence[str], sources: Sequence[str]) -> list[str]:
     """Return the sources that names stand for: "L0 attention" for all heads of a layer.
 
     Example:
         >>> _meant(["embed", "L0 attention"], ["embed", "L0H0", "L0H1", "L0 MLP", "rounding"])
         ['embed', 'L0H0', 'L0H1']
     """
-    layers = [name.removesuffix(" attention") for name in asked if name.endswith(" attention")]
+    layers = [name.removesuffix(" attention") for name in names if name.endswith(" attention")]
     return [
-        one for one in known if one != ROUNDING and (one in asked or any(one.startswith(f"{of}H") for of in layers))
+        source
+        for source in sources
+        if source != ROUNDING and (source in names or any(source.startswith(f"{layer}H") for layer in layers))
     ]
 
 

@@ -156,7 +156,7 @@ class Sources(Measure):
         return [(side, term) for side, term in self.places if TERMS[term][side] != "mean"]
 
     def of_model(self, run: Run) -> xr.Dataset:
-        groups, own = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
+        groups, key_sums = PromptGroups(self, grouped=run.init is None), dict[tuple[int, int], SourceSums]()
 
         def add(capture: LayerCapture, values: Mapping[str, Any]) -> Mapping[str, Any]:
             values = on_host(values)
@@ -165,39 +165,40 @@ class Sources(Measure):
 
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where):
             written = reader.of_capture(capture)
-            both = zip(TOKENS, capture.shared(triple_moments_of), strict=True)
-            found: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in both}
+            by_tokens = zip(TOKENS, capture.shared(triple_moments_of), strict=True)
+            summands: dict[str, Any] = {f"moments {tokens}": moments for tokens, moments in by_tokens}
             for side in self.sides:
                 vectors = SourceVectors.of_capture(run.session, capture, written, side)
-                rest = vectors.sums(REST)
-                found |= {f"{side} {TOKENS[0]}": vectors.sums(slice(0, 1)) + rest, f"{side} {TOKENS[1]}": rest}
-            values = add(capture, found)
+                behind_first = vectors.sums(REST)
+                summands[f"{side} {TOKENS[0]}"] = vectors.sums(slice(0, 1)) + behind_first
+                summands[f"{side} {TOKENS[1]}"] = behind_first
+            values = add(capture, summands)
             if self.check:
-                own[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
-        whole, again = total(groups.parts), self.check or self.products
+                key_sums[capture.prompt, capture.layer] = values[f"k {TOKENS[1]}"]
+        totals, again = total(groups.parts), self.check or self.products
         for capture, reader in read_prompts(run.session, run.rows, self.by, **run.where) if again else ():
-            written, rope, found = reader.of_capture(capture), capture.geometry.rope, {}
-            every = {side: SourceVectors.of_capture(run.session, capture, written, side) for side in self.sides}
+            written, rope, summands = reader.of_capture(capture), capture.geometry.rope, {}
+            by_side = {side: SourceVectors.of_capture(run.session, capture, written, side) for side in self.sides}
             for (tokens, part), (side, term) in product(zip(TOKENS, (slice(None), REST), strict=True), self.products):
                 # <x_s, g> summed over tokens, x_s what a source gives, or its deviation from the mean over all prompts
-                x, kind, distance = every[side].whole, TERMS[term], self.distance(whole, capture.layer, tokens)
-                moments, sums = (whole.by_layer(f"{one} {tokens}")[capture.layer] for one in ("moments", side))
+                x, kind, distance = by_side[side].whole, TERMS[term], self.distance(totals, capture.layer, tokens)
+                moments, sums = (totals.by_layer(f"{name} {tokens}")[capture.layer] for name in ("moments", side))
                 means, centred = sums.means.to(x.device), kind[side] == "rest"
                 form = source_form(kind, side, moments, distance)
                 form = SecondMoments(form.plain.to(x.device), form.conjugate.to(x.device))
                 g = source_weights(form, x - means.sum(0)[:, None] if centred else x, rope)
-                one = every[side].products(g, part)
+                products = by_side[side].products(g, part)
                 of_means = SourceSums(0, sums.names, -(means * g[:, part].sum(1)).sum(-1))
-                found[f"{side} {term} {tokens}"] = one + of_means if centred else one
+                summands[f"{side} {term} {tokens}"] = products + of_means if centred else products
             if self.check:  # slash scores [head, distance] untouched, and without the constant that others give
-                rest = whole.by_layer(f"k {TOKENS[1]}")[capture.layer] - own[capture.prompt, capture.layer]
+                others = totals.by_layer(f"k {TOKENS[1]}")[capture.layer] - key_sums[capture.prompt, capture.layer]
                 scores = [statistics_from_qk(capture, capture.rotated_q, capture.rotated_k).score[0]]
-                for constant in rest.means:
+                for constant in others.means:
                     keys = rotate(capture.k - constant[:, None].to(capture.k), capture.positions, rope)
                     scores.append(statistics_from_qk(capture, capture.rotated_q, keys).score[0])
                 near = torch.stack(scores)[..., : max(1, min(map(len, run.rows)) // 2)]
-                found["slash"] = SourceSums(1, (UNTOUCHED, *rest.names), double(near))
-            add(capture, found)
+                summands["slash"] = SourceSums(1, (UNTOUCHED, *others.names), double(near))
+            add(capture, summands)
         return groups.dataset()
 
     def distance(self, sums: Sums, layer: int, tokens: str) -> Spread:
@@ -207,12 +208,16 @@ class Sources(Measure):
         return weighted_spread(*turning(moments, geometry.rope, min(n, geometry.window or n), self.weights))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        last_first = (one for side in self.sides for one in reversed(sums.by_layer(f"{side} {TOKENS[1]}").values()))
-        every = sorted_sources(name for one in last_first for name in one.names)
+        last_first = (
+            source_sums
+            for side in self.sides
+            for source_sums in reversed(sums.by_layer(f"{side} {TOKENS[1]}").values())
+        )
+        sources = sorted_sources(name for source_sums in last_first for name in source_sums.names)
         shape = (len(TOKENS), len(self.sides), len(self.terms))
-        found: dict[str, dict[int, Any]] = {"share": {}, "mean_square": {}}
+        arrays: dict[str, dict[int, Any]] = {"share": {}, "mean_square": {}}
         for layer, (geometry, heads) in sums.layers.items():
-            share = torch.full((*shape, len(heads), len(every)), torch.nan, dtype=DOUBLE)
+            share = torch.full((*shape, len(heads), len(sources)), torch.nan, dtype=DOUBLE)
             squares = share[..., 0].clone()
             for row, tokens in enumerate(TOKENS):
                 moments, distance = sums.by_layer(f"moments {tokens}")[layer], self.distance(sums, layer, tokens)
@@ -227,13 +232,13 @@ class Sources(Measure):
                         form, means = source_form(TERMS[term], side, moments, distance), of_side.means
                         values = (means * source_weights(form, means.sum(0)[:, None], geometry.rope)[:, 0]).sum(-1)
                     size = values.sum(0)
-                    known = size.masked_fill(size <= NOTHING * energies[0] * energies[1], torch.nan)  # else rounding
-                    columns = [every.index(name) for name in of_side.names]
-                    share[row][place][:, columns] = (values / known).mT
+                    divisor = size.masked_fill(size <= NOTHING * energies[0] * energies[1], torch.nan)  # else rounding
+                    columns = [sources.index(name) for name in of_side.names]
+                    share[row][place][:, columns] = (values / divisor).mT
                     squares[row][place] = geometry.scale**2 * size
-            found["share"][layer], found["mean_square"][layer] = share.numpy(), squares.numpy()
-        data = xr.Dataset({name: sums.over_layers(name, values) for name, values in found.items()})
-        share = data["share"].assign_coords(source=np.array(every, object))
+            arrays["share"][layer], arrays["mean_square"][layer] = share.numpy(), squares.numpy()
+        data = xr.Dataset({name: sums.over_layers(name, values) for name, values in arrays.items()})
+        share = data["share"].assign_coords(source=np.array(sources, object))
         data = data.drop_vars("source").assign(share=share)
         data["top_share"] = share.max("source")
         names = share["source"].values[share.fillna(-np.inf).argmax("source").values]
@@ -246,29 +251,31 @@ class Sources(Measure):
         lines = []
         layers = [layer for layer in numbers.data["layer"].values if layer > 0] or list(numbers.data["layer"].values)
         for side, term in self.places:
-            tops = [(layer, of[0]) for layer in layers if (of := top_of(numbers, side, term, layer, 1))]
+            tops = [(layer, top[0]) for layer in layers if (top := top_of(numbers, side, term, layer, 1))]
             if not tops:
                 lines.append(
                     f"No head's scores have {WORDS[term]} that a source could write through {_SIDE_WORDS[side]}."
                 )
                 continue
             places = np.unique(np.linspace(0, len(tops) - 1, MOST_LAYERS).round().astype(int))
-            shown = [tops[place] for place in places]
-            words = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, (name, share) in shown)
+            chosen = [tops[place] for place in places]
+            largest = "; ".join(f"layer {layer}: {name} {share.with_interval:.0%}" for layer, (name, share) in chosen)
             of_inits = (
-                [(layer, top_of(numbers.of_inits, side, term, layer, 1)) for layer, _ in shown] if numbers.inits else []
+                [(layer, top_of(numbers.of_inits, side, term, layer, 1)) for layer, _ in chosen]
+                if numbers.inits
+                else []
             )
-            parts = [f"layer {layer}: {of[0][0]} {of[0][1].plain:.0%}" for layer, of in of_inits if of]
-            null = f" (random init, its own largest: {'; '.join(parts)})" if parts else ""
+            phrases = [f"layer {layer}: {top[0][0]} {top[0][1].plain:.0%}" for layer, top in of_inits if top]
+            null = f" (random init, its own largest: {'; '.join(phrases)})" if phrases else ""
             absolute = self.absolute(numbers, side=side, term=term, layer=[layer for layer, _ in tops])
             lines += [
                 f"Who writes {WORDS[term]} through {_SIDE_WORDS[side]}, the source with the largest mean share over "
-                f"the heads of a layer: {words}{null}.",
+                f"the heads of a layer: {largest}{null}.",
                 f"Shares add up to 1, and without their signs to {absolute:.2f}: above 1, sources cancel.",
             ]
         if "rho" in numbers:
-            parts = ", ".join(f"{name} {numbers('rho', predictor=name):.2f}" for name in _PREDICTORS)
-            lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {parts}.")
+            phrases = ", ".join(f"{name} {numbers('rho', predictor=name):.2f}" for name in _PREDICTORS)
+            lines.append(f"Rank correlation with the fall of the slash score without a source's constant: {phrases}.")
         return lines
 
     def absolute(self, numbers: Numbers, **labels: Any) -> Number:
@@ -300,19 +307,19 @@ def _checked(sums: Sums, share: xr.DataArray) -> xr.Dataset:
     Args:
         share: [layer, head, source] of position, keys.
     """
-    found = []
+    datasets = []
     for layer, scores in sums.by_layer("slash").items():
         constants = sums.by_layer(f"k {TOKENS[1]}")[layer]
-        untouched, *others = scores.of_names([UNTOUCHED, *constants.names]) / scores.n
+        untouched, *without_sources = scores.of_names([UNTOUCHED, *constants.names]) / scores.n
         best = untouched.argmax(-1, keepdim=True)
-        at_best = torch.stack(others).gather(-1, best.expand(len(others), -1, -1))[..., 0]
+        at_best = torch.stack(without_sources).gather(-1, best.expand(len(without_sources), -1, -1))[..., 0]
         fall, energy = 1 - at_best / untouched.gather(-1, best)[:, 0], constants.means.square().sum(-1)
         arrays = {"fall": (("source", "head"), fall.numpy()), "constant_energy": (("source", "head"), energy.numpy())}
         labels = {"layer": layer, "head": sums.layers[layer][1], "source": list(constants.names)}
-        found.append(xr.Dataset(arrays, labels))
-    data = sums.join_layers(found).reindex(source=share["source"]).transpose(*_OF_SOURCE)
+        datasets.append(xr.Dataset(arrays, labels))
+    data = sums.join_layers(datasets).reindex(source=share["source"]).transpose(*_OF_SOURCE)
     columns = [share, data["constant_energy"], data["fall"].where(share.notnull().sum("source") > 1)]
-    *predictors, fall = torch.from_numpy(np.stack([one.transpose(*_OF_SOURCE).values.ravel() for one in columns]))
-    both = [torch.stack([one, fall]) for one in predictors]
-    rho = [float(spearman(*one[:, one.isfinite().all(0)])) for one in both]
+    *predictors, fall = torch.from_numpy(np.stack([column.transpose(*_OF_SOURCE).values.ravel() for column in columns]))
+    pairs = [torch.stack([predictor, fall]) for predictor in predictors]
+    rho = [float(spearman(*pair[:, pair.isfinite().all(0)])) for pair in pairs]
     return data.assign(rho=xr.DataArray(rho, {"predictor": list(_PREDICTORS)}))

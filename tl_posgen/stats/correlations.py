@@ -108,12 +108,12 @@ def partial_correlation(
     # a constant control has nothing to explain; its rounding errors would
     held = held[:, held.norm(dim=0) > ROUNDING * controls.norm(dim=0)]
     basis = torch.linalg.svd(held / held.norm(dim=0), full_matrices=False)
-    kept = basis.U[:, basis.S > ROUNDING]
-    left = centred - kept @ (kept.mT @ centred)
-    spread, lengths = centred.norm(dim=0), left.norm(dim=0)
+    directions = basis.U[:, basis.S > ROUNDING]
+    residuals = centred - directions @ (directions.mT @ centred)
+    spread, lengths = centred.norm(dim=0), residuals.norm(dim=0)
     varied = spread > _EQUAL * columns.norm(dim=0)
     defined = bool((varied & (lengths > ROUNDING * spread)).all())
-    r = max(-1.0, min(1.0, float(left[:, 0] @ left[:, 1] / lengths.prod()))) if defined else math.nan
+    r = max(-1.0, min(1.0, float(residuals[:, 0] @ residuals[:, 1] / lengths.prod()))) if defined else math.nan
     low, high = fisher_interval(torch.tensor(r, dtype=DOUBLE), n - c)
     return Correlation(r, float(low), float(high))
 
@@ -144,7 +144,7 @@ def correlation_excess(first: Correlation, second: Correlation, between: float) 
     if math.isnan(first.low + second.low + between):
         return Correlation(math.nan, math.nan, math.nan)
     (a, low_a, high_a), (b, low_b, high_b) = (
-        (-one.r, -one.high, -one.low) if one.r < 0 else one for one in (first, second)
+        (-estimate.r, -estimate.high, -estimate.low) if estimate.r < 0 else estimate for estimate in (first, second)
     )
     r = between * math.copysign(1, first.r) * math.copysign(1, second.r)
     scale = (1 - a**2) * (1 - b**2)

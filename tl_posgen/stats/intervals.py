@@ -89,10 +89,10 @@ def mean_interval(values: Float[np.ndarray, "prompt *measure"], bounds: Bounds |
         (0.8856, 0.9544)
     """
     values = np.asarray(values, dtype=np.float64)
-    known = ~np.isnan(values)
-    n = known.sum(0)
-    mean = np.where(known, values, 0).sum(0) / np.maximum(n, 1)
-    squares = (np.where(known, values - mean, 0) ** 2).sum(0)
+    defined = ~np.isnan(values)
+    n = defined.sum(0)
+    mean = np.where(defined, values, 0).sum(0) / np.maximum(n, 1)
+    squares = (np.where(defined, values - mean, 0) ** 2).sum(0)
     half = t_975(np.asarray(n - 1)) * np.sqrt(squares / np.maximum(n - 1, 1) / np.maximum(n, 1))
     return _within_bounds(mean, np.where(n < FEWEST, np.nan, half), mean, bounds)
 

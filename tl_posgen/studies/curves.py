@@ -74,7 +74,7 @@ def numbers_of(results: Iterable[Result]) -> xr.Dataset:
     variable is taken at its measure's usual label, or averaged. A variable that has a curve for every head is left out.
     """
     headlines: dict[str, xr.DataArray] = {}
-    others: dict[str, xr.DataArray] = {}
+    other_variables: dict[str, xr.DataArray] = {}
     for result in results:
         usual = {**result.measure.usual(), "end": "value"}
         for name, array in result.dataset.data_vars.items():
@@ -92,24 +92,24 @@ def numbers_of(results: Iterable[Result]) -> xr.Dataset:
                 if over:
                     continue
             array = array.mean([*over, *(dim for dim in array.dims if dim == "item")])
-            kept = array.drop_vars([name for name, coord in array.coords.items() if not coord.ndim])
+            without_scalars = array.drop_vars([name for name, coord in array.coords.items() if not coord.ndim])
             variable = result.measure.variables.get(str(name))
-            words = {"measure": result.name, "long_name": variable.label if variable else str(name)}
-            words["range"] = list(map(float, variable.bounds if variable and variable.bounds else ()))
-            place = headlines if variable and variable.headline else others
+            attrs = {"measure": result.name, "long_name": variable.label if variable else str(name)}
+            attrs["range"] = list(map(float, variable.bounds if variable and variable.bounds else ()))
+            place = headlines if variable and variable.headline else other_variables
             full = str(name) if str(name).startswith(f"{result.name}_") else f"{result.name}_{name}"
-            place[full] = kept.assign_attrs(words)
-    return xr.Dataset({**headlines, **others})
+            place[full] = without_scalars.assign_attrs(attrs)
+    return xr.Dataset({**headlines, **other_variables})
 
 
 def followed(data: xr.Dataset) -> list[Followed]:
     """Return what is followed of every measure in the data; the first few numbers of a measure that names none."""
-    found = []
+    curves = []
     for measure in np.atleast_1d(data.attrs["measures"]):
         names = [str(name) for name, array in data.data_vars.items() if array.attrs.get("measure") == measure]
         if measure in FOLLOWED:
-            found += [one for one in FOLLOWED[measure] if one.name in names]
+            curves += [curve for curve in FOLLOWED[measure] if curve.name in names]
         else:
-            words = {name: name.replace("_", " ") for name in names[:_MOST_OTHERS]}
-            found += [Followed(name, label, label[:1].upper() + label[1:]) for name, label in words.items()]
-    return found
+            labels = {name: name.replace("_", " ") for name in names[:_MOST_OTHERS]}
+            curves += [Followed(name, label, label[:1].upper() + label[1:]) for name, label in labels.items()]
+    return curves

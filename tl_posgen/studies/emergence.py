@@ -43,21 +43,21 @@ _LOSS, _SAME = Followed("loss", "loss"), "by step + 1, on the same prompts"
 
 def _means(result: Any) -> dict[str, list[Any]]:
     """Return a panel a number that is followed."""
-    numbers = (_LOSS, *followed(result.dataset))
-    return {one.label: [(model_label(result.trained), one.name, one.at)] for one in numbers}
+    curves = (_LOSS, *followed(result.dataset))
+    return {curve.label: [(model_label(result.trained), curve.name, curve.at)] for curve in curves}
 
 
 def _heads(result: Any) -> go.Figure:
     """Draw a panel a number over step + 1, on a logarithmic axis: a line a head, coloured by layer."""
-    numbers = [one for one in followed(result.dataset) if "head" in result.dataset[one.name].dims]
-    panels = Panels([one.label for one in numbers], row_height=240)
-    for number, one in enumerate(numbers):
-        array = mean_of(one.array(result.numbers).sel(init=TRAINED))
+    curves = [curve for curve in followed(result.dataset) if "head" in result.dataset[curve.name].dims]
+    panels = Panels([curve.label for curve in curves], row_height=240)
+    for panel, curve in enumerate(curves):
+        array = mean_of(curve.array(result.numbers).sel(init=TRAINED))
         array = array.mean([dim for dim in array.dims if dim not in ("checkpoint", *HEAD)])
         for layer, head in product(array["layer"].values, array["head"].values):
             look: dict[str, Any] = {"hovertemplate": f"{head_name(layer, head)}: %{{y:.3f}}<extra></extra>", "width": 1}
             y, colour = array.sel(layer=layer, head=head).values, COLOURS[layer % len(COLOURS)]
-            panels.add(number, line(result.trained["step"].values + 1, y, f"layer {layer}", colour, **look))
+            panels.add(panel, line(result.trained["step"].values + 1, y, f"layer {layer}", colour, **look))
     title = f"Emergence over training, head by head · {model_label(result.trained)}"
     return panels.axes("step", log_x=True).titled(title, _SAME)
 
@@ -95,9 +95,9 @@ class Emergence(Measure):
 
     def at_steps(self, numbers: Numbers, name: str) -> dict[int, Number]:
         """Return the number of a followed variable at every step; {} where it was not measured."""
-        for one in (_LOSS, *followed(numbers.dataset)):
-            if one.name == name:
-                at_checkpoints = numbers.along(one.array(numbers), "checkpoint", numbers.bounds_of(name))
+        for curve in (_LOSS, *followed(numbers.dataset)):
+            if curve.name == name:
+                at_checkpoints = numbers.along(curve.array(numbers), "checkpoint", numbers.bounds_of(name))
                 return dict(zip(numbers.data["step"].values.tolist(), at_checkpoints, strict=True))
         return {}
 
@@ -113,31 +113,31 @@ class Emergence(Measure):
         for curve in followed(numbers.dataset):
             if not curve.sentence:
                 continue
-            over, form = self.at_steps(numbers, curve.name), curve.form
-            if len(over) < 2:
-                (step, only), *_ = over.items()
+            at_steps, form = self.at_steps(numbers, curve.name), curve.form
+            if len(at_steps) < 2:
+                (step, only), *_ = at_steps.items()
                 sentences.append(
                     f"{curve.sentence} is {only.with_interval:{form}} at step {step}{only.null_in_brackets:{form}}."
                 )
                 continue
-            said = (
-                f"{curve.sentence} goes from {over[first].with_interval:{form}} at step {first} to "
-                f"{over[last].with_interval:{form}} at step {last}{over[last].null_in_brackets:{form}}"
+            sentence = (
+                f"{curve.sentence} goes from {at_steps[first].with_interval:{form}} at step {first} to "
+                f"{at_steps[last].with_interval:{form}} at step {last}{at_steps[last].null_in_brackets:{form}}"
             )
-            values = np.array([one.value for one in over.values()])
-            top = [*over][int(values.argmax())]
+            values = np.array([number.value for number in at_steps.values()])
+            top = [*at_steps][int(values.argmax())]
             if top not in (first, last) and np.isfinite(values).all():
-                said += f", and is largest at step {top} ({values.max():{form}})"
+                sentence += f", and is largest at step {top} ({values.max():{form}})"
             change = values - values[0]
             if abs(change[-1]) > np.ptp(values) / 2:  # else a peak or a dip, and no change
                 before = (change / change[-1] < 0.5).nonzero()[0]
-                said += f"; half of the change is there by step {[*over][int(before[-1]) + 1]}"
-            sentences.append(f"{said}.")
+                sentence += f"; half of the change is there by step {[*at_steps][int(before[-1]) + 1]}"
+            sentences.append(f"{sentence}.")
         return sentences
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a checkpoint: the loss and every followed number. At most 20 rows, spread over all of them."""
-        columns = {one.label: one.array(numbers) for one in (_LOSS, *followed(numbers.dataset))}
+        columns = {curve.label: curve.array(numbers) for curve in (_LOSS, *followed(numbers.dataset))}
         frame = numbers.frame(columns, "checkpoint")
         return frame.iloc[np.unique(np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int))]
 
@@ -204,26 +204,26 @@ def emergence(
     require("checkpoints", checkpoints, Sequence[str | os.PathLike])
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
-    asked, seed = registry.requested(measures), check_seed(seed)
+    requested, seed = registry.requested(measures), check_seed(seed)
     seeds_by_kind(null_seeds)
     check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
-    last = run.models[-1].load(precise=any(measure.precise for measure in asked))
+    last = run.models[-1].load(precise=any(measure.precise for measure in requested))
     session = session_of(last)
     check_numbers(session, length, n_prompts)
     with session.choosing(replace(session.choices, first=None if first is None else first_id(session, first))):
         tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
     nulls = NullModels(last, null_seeds, None)
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
-    options = {measure.name: measure.options() for measure in asked}
+    options = {measure.name: measure.options() for measure in requested}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= text_provenance(prompts, length, n_prompts, consecutive)
-    with_loss = asked if "loss" in options else [*asked, "loss"]
+    with_loss = requested if "loss" in options else [*requested, "loss"]
 
-    def measured(one: Model | Pretrained) -> xr.Dataset:
+    def measured(subject: Model | Pretrained) -> xr.Dataset:
         """Return the numbers of every measure of one model under names of their own, and its loss."""
-        how: dict[str, Any] = {"seed": seed, "null_seeds": (), "keep": parts, "progress": False}
-        report = analyze(one, tokens, measures=with_loss, **how)
+        settings: dict[str, Any] = {"seed": seed, "null_seeds": (), "keep": parts, "progress": False}
+        report = analyze(subject, tokens, measures=with_loss, **settings)
         numbers = numbers_of(report[name] for name in report if name in options).sel(init=TRAINED, drop=True)
         return numbers.assign(loss=report["loss"].trained["loss"].drop_vars("init_label", errors="ignore"))
 
@@ -232,10 +232,13 @@ def emergence(
         of_null = {label: measured(model) for label, (_, model) in zip(nulls, models, strict=True)}
         nulls.free_memory()
         release(last)
-        rows = [measured(one) for one in tqdm(run.models, desc="emergence", unit="checkpoint", disable=not progress)]
-    own: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")
+        rows = [
+            measured(checkpoint)
+            for checkpoint in tqdm(run.models, desc="emergence", unit="checkpoint", disable=not progress)
+        ]
+    trained: Any = xr.concat(rows, xr.Variable("checkpoint", np.array(run.names)), combine_attrs="override")
     labels = in_order(of_null)
-    inits = [own, *(of_null[label].expand_dims(checkpoint=run.names) for label in labels)]  # alike at all steps
+    inits = [trained, *(of_null[label].expand_dims(checkpoint=run.names) for label in labels)]  # alike at all steps
     data: Any = xr.concat(inits, xr.Variable("init", np.array([TRAINED, *labels])), combine_attrs="override")
     data = data.assign(step=("checkpoint", run.steps)).assign_attrs(measures=list(options))
     data = data.assign_coords(init_label=("init", [run.label, *map(null_label, labels)]))

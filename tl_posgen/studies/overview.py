@@ -67,8 +67,10 @@ def report_study(out: str | os.PathLike) -> Report:
     first = next(iter(reports.values())).provenance
     settings, data, measure = first["study"], _laid_out(reports), Overview()
     result = Result(measure, measure.describe(data))
-    made = [kind_and_seed(label) for label in result.numbers.nulls]
-    seeds = {kind.seeds: [seed for other, seed in made if other is kind] for kind in NULL_KINDS.values()}
+    kinds_and_seeds = [kind_and_seed(label) for label in result.numbers.nulls]
+    seeds = {
+        kind.seeds: [seed for null_kind, seed in kinds_and_seeds if null_kind is kind] for kind in NULL_KINDS.values()
+    }
     provenance = {"model": str(data["init_label"].values[0]), "finished jobs": len(reports)}
     texts = [str(text) for text in data["text"].values]
     provenance |= {"text": texts[0] if len(texts) == 1 else f"each of {', '.join(texts)}"}
@@ -104,7 +106,7 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
     """Return the numbers of finished jobs in their places of arrays over all models, revisions and texts."""
     settings = next(iter(reports.values())).provenance["study"]
     sizes = {place[0]: float(report.provenance["parameters"]) for place, report in reports.items()}
-    every = xr.concat(
+    by_job = xr.concat(
         [numbers_of(report.values()) for report in reports.values()],
         "job",
         data_vars="all",
@@ -114,54 +116,57 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
         combine_attrs="override",
     )
     places = pd.MultiIndex.from_tuples(list(reports), names=_PER_JOB)
-    whole = every.assign_coords(xr.Coordinates.from_pandas_multiindex(places, "job")).unstack("job")
+    data = by_job.assign_coords(xr.Coordinates.from_pandas_multiindex(places, "job")).unstack("job")
     order = {dim: _in_order(names, sizes) for dim, names in zip(_PER_JOB, zip(*reports, strict=True), strict=True)}
-    inits = {*map(str, whole["init"].values if "init" in whole else ())} - {TRAINED}
+    inits = {*map(str, data["init"].values if "init" in data else ())} - {TRAINED}
     nulls = in_order(_in_order([*inits], {}))
     order["init"] = [TRAINED, *nulls]
-    if "group" in whole:
-        order["group"] = sorted(map(str, whole["group"].values), key=lambda group: group != ALL)
-    whole = whole.reindex({dim: np.array(labels) for dim, labels in order.items()})
-    whole = whole.transpose("init", "group", *_PER_JOB, ..., *HEAD, missing_dims="ignore")
+    if "group" in data:
+        order["group"] = sorted(map(str, data["group"].values), key=lambda group: group != ALL)
+    data = data.reindex({dim: np.array(labels) for dim, labels in order.items()})
+    data = data.transpose("init", "group", *_PER_JOB, ..., *HEAD, missing_dims="ignore")
     finished = xr.DataArray.from_series(pd.Series(1.0, places))
-    whole["finished"] = finished.reindex({dim: whole[dim] for dim in _PER_JOB}).notnull()
-    whole["parameters"] = ("model", np.array([sizes[name] for name in order["model"]]))
+    data["finished"] = finished.reindex({dim: data[dim] for dim in _PER_JOB}).notnull()
+    data["parameters"] = ("model", np.array([sizes[name] for name in order["model"]]))
     steps = []
     for model in order["model"]:
-        own = [revision for revision in order["revision"] if any(place[:2] == (model, revision) for place in reports)]
-        known = dict(zip(own, steps_of(own), strict=True))
-        steps.append([float(known.get(revision, np.nan)) for revision in order["revision"]])
-    whole["step"] = (("model", "revision"), np.array(steps))
+        revisions = [
+            revision for revision in order["revision"] if any(place[:2] == (model, revision) for place in reports)
+        ]
+        step_of = dict(zip(revisions, steps_of(revisions), strict=True))
+        steps.append([float(step_of.get(revision, np.nan)) for revision in order["revision"]])
+    data["step"] = (("model", "revision"), np.array(steps))
     label = f"{settings['study']}, {counted(len(order['model']), 'model')}"
-    labels = [label, *(f"{label}, {null_label(one)}" for one in nulls)]
-    return whole.assign_coords(init_label=("init", labels)).assign_attrs(measures=list(settings["measures"]))
+    labels = [label, *(f"{label}, {null_label(null)}" for null in nulls)]
+    return data.assign_coords(init_label=("init", labels)).assign_attrs(measures=list(settings["measures"]))
 
 
-def _at_the_end(one: Followed) -> Callable[[Numbers], xr.DataArray]:
+def _at_the_end(curve: Followed) -> Callable[[Numbers], xr.DataArray]:
     """Return the function of the `Numbers` that gives a followed number at each model's last finished revision."""
 
     def array(numbers: Numbers) -> xr.DataArray:
-        there = numbers.data["finished"].any("text").transpose("model", "revision")
-        last = there.sizes["revision"] - 1 - there[:, ::-1].argmax("revision")
-        return one.array(numbers).isel(revision=last.drop_vars("revision", errors="ignore"))
+        finished = numbers.data["finished"].any("text").transpose("model", "revision")
+        last = finished.sizes["revision"] - 1 - finished[:, ::-1].argmax("revision")
+        return curve.array(numbers).isel(revision=last.drop_vars("revision", errors="ignore"))
 
     return array
 
 
 def _of_models(result: Any) -> dict[str, list[Any]]:
     """Return a panel a followed number, at each model's last revision."""
-    return {one.label: [("mean", _at_the_end(one))] for one in followed(result.dataset)}
+    return {curve.label: [("mean", _at_the_end(curve))] for curve in followed(result.dataset)}
 
 
 def _of_revisions(result: Any) -> dict[str, list[Any]]:
     """Return a panel a followed number, with a curve for each model of several revisions."""
-    there = result.trained["finished"].any("text").sum("revision") > 1
-    models = there["model"].values[there.values].tolist()
+    several = result.trained["finished"].any("text").sum("revision") > 1
+    models = several["model"].values[several.values].tolist()
     return {
-        one.label: [
-            (plain(name), lambda numbers, one=one, name=name: one.array(numbers).sel(model=name)) for name in models
+        curve.label: [
+            (plain(name), lambda numbers, curve=curve, name=name: curve.array(numbers).sel(model=name))
+            for name in models
         ]
-        for one in followed(result.dataset)
+        for curve in followed(result.dataset)
     }
 
 
@@ -197,33 +202,33 @@ class Overview(Measure):
         """Return where each followed number is lowest and highest, beside the null models, and its correlation with the
         logarithm of the parameters, at each model's last revision."""
         several, sentences = numbers.data["finished"].any("text").sum("revision") > 1, []
-        for one in filter(lambda one: one.sentence, followed(numbers.dataset)):
-            array = one.array(numbers).stack(place=("model", "revision"))
+        for curve in filter(lambda curve: curve.sentence, followed(numbers.dataset)):
+            array = curve.array(numbers).stack(place=("model", "revision"))
             at_places = numbers.along(array, "place")
-            found = {
+            means = {
                 f"{model} at {revision}" if several.sel(model=model) else model: number.value
                 for (model, revision), number in zip(array["place"].values, at_places, strict=True)
                 if number
             }
-            if not found:
+            if not means:
                 continue
-            form, n, (low, high) = one.form, len(found), (pick(found, key=found.__getitem__) for pick in (min, max))
+            form, n, (low, high) = curve.form, len(means), (pick(means, key=means.__getitem__) for pick in (min, max))
             what = f"{n} models{' and revisions' if bool(several.any()) else ''}"
-            course = f"lies between {found[low]:{form}} ({low}) and {found[high]:{form}} ({high}) over {what}"
-            if found[low] == found[high]:
-                course = f"is {found[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
-            last = _at_the_end(one)(numbers)
+            course = f"lies between {means[low]:{form}} ({low}) and {means[high]:{form}} ({high}) over {what}"
+            if means[low] == means[high]:
+                course = f"is {means[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
+            last = _at_the_end(curve)(numbers)
             sizes: Any = np.log(numbers.data["parameters"])
             over = mean_over(last, [dim for dim in last.dims if dim not in (*NUMBER_DIMS, "model")])
-            known = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
-            if len(known) >= _FEWEST and len(np.unique(known)) > 2:
+            defined = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
+            if len(defined) >= _FEWEST and len(np.unique(defined)) > 2:
                 course += f"; with ln parameters r = {numbers.correlation(sizes, over, over=('model',)).plain:.2f}"
-            sentences.append(f"{one.sentence} {course}{numbers.number(last).null_in_brackets:{form}}.")
+            sentences.append(f"{curve.sentence} {course}{numbers.number(last).null_in_brackets:{form}}.")
         return sentences
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a finished job: every followed number, heads averaged."""
-        frame = numbers.frame({one.label: one.array(numbers) for one in followed(numbers.dataset)}, *_PER_JOB)
+        frame = numbers.frame({curve.label: curve.array(numbers) for curve in followed(numbers.dataset)}, *_PER_JOB)
         finished = numbers.data["finished"].transpose(*_PER_JOB).values.ravel()
         return pd.DataFrame(frame[finished.astype(bool)]).reset_index(drop=True)
 
@@ -234,4 +239,4 @@ class Overview(Measure):
         sizes = data["parameters"].values
         side_by_side = data.sizes["model"] > 1 or not several
         has = {"models": side_by_side, "revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
-        return [kind for kind, there in has.items() if there]
+        return [kind for kind, applies in has.items() if applies]

@@ -96,7 +96,7 @@ class Text:
             yield bundled_text()
             return
         path = Path(self.path)
-        for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]:
             if file == path or not any(part.startswith(".") for part in file.relative_to(path).parts):
                 yield read_text(file)
 
@@ -106,8 +106,8 @@ class Text:
         except ImportError as error:
             raise InputError(f"text {self.name}: datasets is not installed; pip install datasets") from error
         try:
-            how: dict[str, Any] = {"split": self.split, "revision": self.revision, "streaming": True}
-            for row in load_dataset(self.dataset, self.config, **how):
+            options: dict[str, Any] = {"split": self.split, "revision": self.revision, "streaming": True}
+            for row in load_dataset(self.dataset, self.config, **options):
                 yield str(row[self.column])
         except Exception as error:  # datasets has many kinds: no such name, no network, a config that has to be chosen
             reason = f"no column {self.column!r}" if isinstance(error, KeyError) else first_line(error)
@@ -148,7 +148,7 @@ class Entry:
         source = _located(self.name, folder)
         label = self.label or (Path(source).name if Path(source).is_absolute() else source)
         tokenizer = self.tokenizer and _located(self.tokenizer, folder)
-        how, found = (self.backend, self.dtype, self.device), []
+        loading, at_revisions = (self.backend, self.dtype, self.device), []
         for revision in self.revisions or (None,):
             is_inside = revision is not None and Path(source).is_dir()
             place = str(Path(source, revision)) if is_inside and revision else source
@@ -156,11 +156,11 @@ class Entry:
                 raise InputError(f"model {place}: no such directory")
             try:
                 at = None if is_inside else revision
-                pretrained = Pretrained(place, *how, at, tokenizer, name=self.label or None)
+                pretrained = Pretrained(place, *loading, at, tokenizer, name=self.label or None)
             except PosgenError as error:
                 raise InputError(f"model {source}: {error}") from error
-            found.append(Weights(label, revision, pretrained))
-        return found
+            at_revisions.append(Weights(label, revision, pretrained))
+        return at_revisions
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ class Weights:
     @cached_property
     def identity(self) -> list[Any]:
         """Name and revision on the Hub, or the content of a directory; that of the tokenizer; how it is loaded."""
-        asked = self.pretrained
-        files = [place and digest_of(str(place)) for place in (asked.name_or_directory, asked.tokenizer)]
-        return [*files, self.revision, asked.backend, str(asked.dtype), asked.device]
+        pretrained = self.pretrained
+        files = [place and digest_of(str(place)) for place in (pretrained.name_or_directory, pretrained.tokenizer)]
+        return [*files, self.revision, pretrained.backend, str(pretrained.dtype), pretrained.device]
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class Study:
 
     def jobs(self) -> "list[Job]":
         """Return every job, those of one model at one revision one after the other."""
-        return [Job(self, one, text) for one in self.models for text in self.texts]
+        return [Job(self, weights, text) for weights in self.models for text in self.texts]
 
     @property
     def cut(self) -> dict[str, Any]:
@@ -347,25 +347,27 @@ def _parsed(written: Mapping[str, Any], folder: Path) -> Study:
     lists = {
         key: written.get(key, usual) for key, usual in (("models", None), ("texts", [BUNDLED]), ("measures", MEASURES))
     }
-    for key, found in lists.items():
-        if not isinstance(found, Sequence) or isinstance(found, str) or not found:
-            raise InputError(f"study: {key} = {found!r}; give a list with one entry at least")
-    models = [weights for one in lists["models"] for weights in _made(Entry, one, "models").weights(folder)]
-    texts = [_made(Text, one, "texts", "path") for one in lists["texts"]]
-    places = {one.path: BUNDLED if one.path == BUNDLED else str(folder / _located(one.path, folder)) for one in texts}
-    texts = [replace(one, path=places[one.path]) if one.path else one for one in texts]  # no name of anything else
+    for key, entries in lists.items():
+        if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+            raise InputError(f"study: {key} = {entries!r}; give a list with one entry at least")
+    models = [weights for entry in lists["models"] for weights in _entry_from(Entry, entry, "models").weights(folder)]
+    texts = [_entry_from(Text, entry, "texts", "path") for entry in lists["texts"]]
+    places = {
+        text.path: BUNDLED if text.path == BUNDLED else str(folder / _located(text.path, folder)) for text in texts
+    }
+    texts = [replace(text, path=places[text.path]) if text.path else text for text in texts]  # no name of anything else
     measures = []
-    for one in lists["measures"]:
-        table = {"name": one} if isinstance(one, str) else one
+    for entry in lists["measures"]:
+        table = {"name": entry} if isinstance(entry, str) else entry
         if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
-            raise InputError(f"measures: {one!r}; give a name, or a table with a name and options")
+            raise InputError(f"measures: {entry!r}; give a name, or a table with a name and options")
         options = {key: value for key, value in table.items() if key != "name"}
         measures.append(registry.measure_from(table["name"], options))
-    given = {"models": models, "texts": texts, "measures": measures}
-    return _made(Study, {**written, **given}, "study")
+    parsed = {"models": models, "texts": texts, "measures": measures}
+    return _entry_from(Study, {**written, **parsed}, "study")
 
 
-def _made(kind: type[_Made], written: Any, where: str, short: str = "name") -> _Made:
+def _entry_from(kind: type[_Made], written: Any, where: str, short: str = "name") -> _Made:
     """Return an entry of a list: of a table of its fields, or of one word for the field `short`."""
     written = {short: written} if isinstance(written, str) else written
     if not isinstance(written, Mapping):

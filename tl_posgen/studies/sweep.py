@@ -78,11 +78,11 @@ def sweep(
     groups = [list(group) for _, group in groupby(to_do, key=attrgetter("weights"))]
     files = {job.name: out / JOBS / job.file for job in jobs}
     with (
-        _executor(workers, ray if groups else None) as how,
+        _executor(workers, ray if groups else None) as options,
         tqdm(total=len(groups), desc=study.name, unit="model", disable=not progress) as bar,
     ):
         try:
-            for name, error in _outcomes(groups, partial(_measure, out=out), how, bar):
+            for name, error in _outcomes(groups, partial(_measure, out=out), options, bar):
                 if not files[name].is_file():
                     failed = files[name].with_suffix(_FAILED).name
                     write_files(out / JOBS, {failed: error.encode(errors="backslashreplace")})
@@ -100,7 +100,7 @@ def sweep(
 
 
 def _outcomes(
-    groups: Sequence[Sequence[Any]], work: Callable[[Sequence[Any]], Any], how: Mapping[str, Any], bar: tqdm
+    groups: Sequence[Sequence[Any]], work: Callable[[Sequence[Any]], Any], options: Mapping[str, Any], bar: tqdm
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, error) of the jobs that fail, once their model is done. Where a worker is lost (killed, out of
     memory), and joblib stops the others with it, the models that are not done run again, one at a time."""
@@ -114,7 +114,7 @@ def _outcomes(
 
     waiting = {group[0].name: group for group in groups}
     try:
-        parallel: Any = WithBar(batch_size=1, **how)  # pyright: ignore[reportArgumentType]
+        parallel: Any = WithBar(batch_size=1, **options)  # pyright: ignore[reportArgumentType]
         for first, errors in parallel(delayed(work)(group) for group in groups):
             del waiting[first]
             yield from errors.items()
@@ -126,7 +126,7 @@ def _outcomes(
             yield from ((job.name, f"its worker was lost ({reason})") for job in groups[0])
             return
         for group in waiting.values():
-            yield from _outcomes([group], work, how, bar)
+            yield from _outcomes([group], work, options, bar)
 
 
 def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
@@ -147,8 +147,8 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
                 precise = any(measure.precise for measure in registry.requested(study.measures))
                 model = open_session(model, precise=precise)
             several = len(study.measures) > 1  # a study of one measure fails where the model does not allow it
-            how = {"measures": study.measures, "skip_unsupported": several, "progress": False}
-            report = analyze(model, job.text.words, keep=parts, **how, **study.cut)
+            options = {"measures": study.measures, "skip_unsupported": several, "progress": False}
+            report = analyze(model, job.text.words, keep=parts, **options, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
             write_files(path.parent, {path.name: Report(report, report.provenance | of_job).as_bytes()})
             parts.discard()
@@ -197,13 +197,13 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
     """Return "finished", "failed: ..." (the next run tries it again) or "to do" of every job of a study; asks no
     network, loads nothing. Errors as in `sweep`."""
-    jobs, found = Study.read(study).jobs(), dict[str, str]()
+    jobs, state_of = Study.read(study).jobs(), dict[str, str]()
     done = finished_jobs(Path(out), jobs)
     for job in jobs:
         failed = Path(out, JOBS, job.file).with_suffix(_FAILED)
         error = failed.read_text(encoding="utf-8", errors="replace") if failed.is_file() else ""
-        found[job.name] = "finished" if job.place in done else f"failed: {error}" if error else "to do"
-    return found
+        state_of[job.name] = "finished" if job.place in done else f"failed: {error}" if error else "to do"
+    return state_of
 
 
 def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], Path]:
@@ -216,7 +216,7 @@ def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], 
         InputError: jobs of another study, other settings or versions, or of other weights or text; a file that is
             damaged, or no job's.
     """
-    found: dict[tuple[str, ...], Path] = {}
+    files: dict[tuple[str, ...], Path] = {}
     expected = {job.place: job for job in jobs}
     settings: Mapping[str, Any] | None = jobs[0].study.settings if jobs else None
     for path in sorted((out / JOBS).glob("*.nc")):
@@ -227,13 +227,13 @@ def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], 
         settings = of_file if settings is None else settings
         for key, now in settings.items():
             if (then := of_file.get(key)) != now:
-                held = f"out: {out} holds a study with {key} {then}, and this one has {now}"
+                refusal = f"out: {out} holds a study with {key} {then}, and this one has {now}"
                 if key == "package":
-                    held = f"out: {out} holds a study that other code of tl_posgen has measured"
-                raise InputError(f"{held}; give another --out")
+                    refusal = f"out: {out} holds a study that other code of tl_posgen has measured"
+                raise InputError(f"{refusal}; give another --out")
         place = tuple(provenance["job"])
         if place in expected and expected[place].identity != provenance["identity"]:
             changed = "with other weights, text, tokenizer, dtype, device or backend than it has now"
             raise InputError(f"{path}: {expected[place].name} {changed}; delete the file, or give another --out")
-        found[place] = path
-    return found
+        files[place] = path
+    return files

@@ -80,10 +80,10 @@ def lanczos_triplets(
             p, values, q = p[:, :k], values[:k], q.mT[:, :k]
             u, v = left @ p, right @ q
             residuals = (images @ q - values * u).norm(dim=0), (back_images @ p - values * v).norm(dim=0)
-            found = SingularTriplets(u, values, v, *residuals)
-            worst = torch.maximum(found.left_residual, found.right_residual).max()
-            if not space_left or bool(worst <= tolerance * found.values[0]):
-                return found
+            triplets = SingularTriplets(u, values, v, *residuals)
+            worst = torch.maximum(triplets.left_residual, triplets.right_residual).max()
+            if not space_left or bool(worst <= tolerance * triplets.values[0]):
+                return triplets
             next_look = int(1.1 * right.shape[1])  # the small decomposition costs the cube of the basis
         new = _orthonormal_against(back_image, right)[:, :space_left]
 

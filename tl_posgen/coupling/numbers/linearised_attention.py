@@ -19,11 +19,11 @@ def vector_jacobian_products(
 
     An input that the output does not depend on gets zeros. The graph is kept.
     """
-    parts = [
-        torch.autograd.grad(output, inputs, part, is_grads_batched=True, retain_graph=True, materialize_grads=True)
-        for part in cotangents.split(max(1, _CHUNK_ELEMENTS // row_elements))
+    batches = [
+        torch.autograd.grad(output, inputs, batch, is_grads_batched=True, retain_graph=True, materialize_grads=True)
+        for batch in cotangents.split(max(1, _CHUNK_ELEMENTS // row_elements))
     ]
-    return [torch.cat(images) for images in zip(*parts, strict=True)]
+    return [torch.cat(images) for images in zip(*batches, strict=True)]
 
 
 @dataclass
@@ -81,12 +81,12 @@ class LinearisedAttention:
         images = vector_jacobian_products(z, inputs, cotangents, self.n_keys * z.numel())
         blocks = [image.reshape(len(columns), n_groups, -1).transpose(0, 1) for image in images]
         changes = [
-            (x - x.detach()).flatten() @ torch.block_diag(*one).mT for x, one in zip(inputs, blocks, strict=True)
+            (x - x.detach()).flatten() @ torch.block_diag(*groups).mT for x, groups in zip(inputs, blocks, strict=True)
         ]
         linear = z.detach() + torch.stack(changes).sum(0).reshape(z.shape)
         # one random product J' w through z and its replacement; some norms and rotations are in float32 everywhere
         w = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=z.dtype).to(z.device)
-        exact, found = (
+        exact, linearised = (
             torch.autograd.grad(out, self.leaf, w, retain_graph=True, materialize_grads=True)[0] for out in (z, linear)
         )
-        return linear if bool((exact - found).norm() <= 1e-4 * exact.norm()) else None
+        return linear if bool((exact - linearised).norm() <= 1e-4 * exact.norm()) else None

@@ -103,7 +103,7 @@ def every_pair(
 
     Jacobians are functions X -> J_a X; triplets are the k top ones of each.
     """
-    left, right = (torch.stack([getattr(found, side) for found in triplets]) for side in ("left", "right"))
+    left, right = (torch.stack([getattr(svd, side) for svd in triplets]) for side in ("left", "right"))
     n, d, k = left.shape
     random_left, random_right = (x.to(left.device) for x in random_bases(d, k, samples, generator, left.dtype))
     columns = rearrange(torch.cat([right, left, random_right]), "member d k -> d (member k)")
@@ -112,7 +112,7 @@ def every_pair(
         images = rearrange(jacobian(columns), "d (member k) -> member d k", k=k)
         rows.append(alignment(left_of_columns, images))
     aligned, swapped, chance = torch.stack(rows).split([n, n, samples], dim=1)
-    return Pairs(aligned, swapped, chance, torch.stack([found.values for found in triplets]))
+    return Pairs(aligned, swapped, chance, torch.stack([svd.values for svd in triplets]))
 
 
 def off_diagonal_mean(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
@@ -148,14 +148,14 @@ def width_alone(
         True
     """
     generator = torch.Generator().manual_seed(seed)
-    ks, found = [width // width_per_k for width in widths], []
+    ks, by_width = [width // width_per_k for width in widths], []
     for width, k in zip(widths, ks, strict=True):
         if k < 1:
             raise InputError(f"width {width} with width_per_k {width_per_k} leaves no singular vector; give wider ones")
         jacobians = torch.randn(members, width, width, generator=generator)
         triplets = [dense_triplets(jacobian, k) for jacobian in jacobians]
         pairs = every_pair([jacobian.matmul for jacobian in jacobians], triplets, chance_samples, generator)
-        found.append(torch.stack([double(off_diagonal_mean(pairs.coupling(k, norm))) for norm in NORMS]))
-    couplings, inverse_root = torch.stack(found, 1), torch.tensor(widths, dtype=DOUBLE) ** -0.5
+        by_width.append(torch.stack([double(off_diagonal_mean(pairs.coupling(k, norm))) for norm in NORMS]))
+    couplings, inverse_root = torch.stack(by_width, 1), torch.tensor(widths, dtype=DOUBLE) ** -0.5
     r2 = pearson(inverse_root.expand_as(couplings), couplings) ** 2 if len(widths) > 2 else couplings[:, 0] * torch.nan
     return WidthAlone(couplings, torch.tensor(ks), r2)

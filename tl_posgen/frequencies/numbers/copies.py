@@ -31,9 +31,9 @@ def recall_of_copy(
     logits: Float[Tensor, "pos vocabulary"], tokens: Int[Tensor, " pos"], half: int, start: int = 1
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Return the share of the second copy's tokens that have the largest logit, and their mean loss in nats."""
-    at = foretold(half, start)
-    wanted = tokens[at.start + 1 : at.stop + 1, None].to(logits.device)
-    log_p = double(logits[at]).log_softmax(-1)
+    positions = foretold(half, start)
+    wanted = tokens[positions.start + 1 : positions.stop + 1, None].to(logits.device)
+    log_p = double(logits[positions]).log_softmax(-1)
     wanted = wanted.to(log_p.device)
     return double(log_p.argmax(-1, keepdim=True) == wanted).mean(), -log_p.gather(-1, wanted).mean()
 
@@ -44,5 +44,5 @@ def induction_hits(pattern: Float[Tensor, "head query key"], half: int, start: i
 
     Source: the place is that of Olsson et al. 2022 (arXiv 2209.11895); a rate of hits: ours.
     """
-    at = torch.arange(len(pattern[0]), device=pattern.device)[foretold(half, start)]
-    return double(pattern[:, at].argmax(-1) == at - half + 1).mean(-1)
+    queries = torch.arange(len(pattern[0]), device=pattern.device)[foretold(half, start)]
+    return double(pattern[:, queries].argmax(-1) == queries - half + 1).mean(-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tl_posgen.stats.correlations import pearson
 
-_BESIDE = 3  # distances that one is held against
+_N_NEXT = 3  # distances that one is held against
 
 
 def scores_at(
@@ -32,8 +32,8 @@ def contrast_at(
 
     Source: ours.
     """
-    beside = [scores_at(q, k, rows, distance + more).mean(1) for more in range(1, _BESIDE + 1)]
-    return scores_at(q, k, rows, distance).mean(1) - torch.stack(beside).mean(0)
+    next_scores = [scores_at(q, k, rows, distance + more).mean(1) for more in range(1, _N_NEXT + 1)]
+    return scores_at(q, k, rows, distance).mean(1) - torch.stack(next_scores).mean(0)
 
 
 def correlation_with_mean_curve(
@@ -48,8 +48,8 @@ def correlation_with_mean_curve(
 
     Source: TriAttention (arXiv 2604.04921), as we read it.
     """
-    each = torch.stack([scores_at(q, k, rows, distance).sum(-1) for distance in distances], -1)
-    return pearson(each, mean_curve[:, None].expand_as(each)).nanmean(1)
+    scores = torch.stack([scores_at(q, k, rows, distance).sum(-1) for distance in distances], -1)
+    return pearson(scores, mean_curve[:, None].expand_as(scores)).nanmean(1)
 
 
 def swap_scores(

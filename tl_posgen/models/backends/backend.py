@@ -100,8 +100,8 @@ class Backend(ABC):
 
     def n_parameters(self) -> int:
         """Return the number of weights in transformers: tied ones once, and none that TransformerLens added."""
-        known: int | None = vars(self.model).get(PARAMETERS)
-        return self.count_parameters() if known is None else known
+        recorded: int | None = vars(self.model).get(PARAMETERS)
+        return self.count_parameters() if recorded is None else recorded
 
     @abstractmethod
     def count_parameters(self) -> int:
@@ -208,11 +208,11 @@ class Backend(ABC):
                 hf_model.tie_weights()  # which transformers does as it draws them
             rules.append(f"transformers, {type(hf_model).__name__}")
             with torch.no_grad():
-                for one in () if drawn else hf_model.parameters():
-                    one.zero_()
-                for one in hf_model.parameters() if moved else ():
-                    noise = torch.randn_like(one)
-                    one.add_(0.3 * noise if one.ndim == 1 else noise * one.shape[-1] ** -0.5)
+                for parameter in () if drawn else hf_model.parameters():
+                    parameter.zero_()
+                for parameter in hf_model.parameters() if moved else ():
+                    noise = torch.randn_like(parameter)
+                    parameter.add_(0.3 * noise if parameter.ndim == 1 else noise * parameter.shape[-1] ** -0.5)
             hf_model = weights_in(weight.dtype, hf_model)
             if spread := self.device_map():
                 from accelerate import dispatch_model

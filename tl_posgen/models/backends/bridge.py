@@ -86,7 +86,7 @@ class Bridge(Backend):
         def read(part: str, x: Tensor) -> Tensor:
             if part not in ("q", "k"):
                 return split_heads(x, d_head) if part == "v" else x
-            norm: Any = _own_norm(hf_attn, part) if norms else None
+            norm: Any = _unhooked_norm(hf_attn, part) if norms else None
             if (weight := getattr(norm, "weight", None)) is not None and weight.numel() != d_head:
                 x, norm = norm(x.flatten(2)).detach(), None  # over all heads together
             # hook_q_normed is [batch, head, pos, d] where the norm is per head, flat where it is over all heads
@@ -109,7 +109,7 @@ class Bridge(Backend):
             scale=attention_scale(hf_attn, plain.d_head),
             soft_cap=getattr(hf_attn, "attn_logit_softcapping", None),
             window=window_of(hf_attn, layer),
-            qk_norm="q_normed" in fired or (left_to_hf and _own_norm(hf_attn, "q") is not None),
+            qk_norm="q_normed" in fired or (left_to_hf and _unhooked_norm(hf_attn, "q") is not None),
         )
         positions = self.model.cfg.positional_embedding_type
         if "cos" in fired or (positions == "rotary" and left_to_hf):
@@ -152,9 +152,9 @@ class Bridge(Backend):
         if reason == "":
             return ""
         with silenced(seed=0):
-            made, _ = self.random_init(origin, moved=True)
-        of_others = Bridge(made).compare_with_hf()
-        return (reason or of_others) if of_others else ""
+            random_model, _ = self.random_init(origin, moved=True)
+        random_reason = Bridge(random_model).compare_with_hf()
+        return (reason or random_reason) if random_reason else ""
 
     def compare_with_hf(self) -> str | None:
         """Say how logits of a few random tokens differ from the plain Hugging Face model's, the user's hooks left out;
@@ -202,18 +202,18 @@ class Bridge(Backend):
 
     def copy(self, origin: Origin) -> Model:
         # a deep copy of a bridge can go on using the original's weights: adapters replace methods by closures over them
-        made, _ = self.random_init(origin, drawn=False)
-        made.cfg.default_prepend_bos = self.model.cfg.default_prepend_bos
-        weights, own = dict(self.model.named_parameters()), dict(made.named_parameters())
-        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in own.items()}:
+        copied, _ = self.random_init(origin, drawn=False)
+        copied.cfg.default_prepend_bos = self.model.cfg.default_prepend_bos
+        weights, copied_weights = dict(self.model.named_parameters()), dict(copied.named_parameters())
+        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in copied_weights.items()}:
             raise InputError(
                 "this bridge's weights were processed after loading, so no copy of it can be made; load the model anew"
             )
         with torch.no_grad():
             for name, weight in weights.items():
-                own[name].copy_(weight)
-        copy_tables(self.model, made)
-        return made
+                copied_weights[name].copy_(weight)
+        copy_tables(self.model, copied)
+        return copied
 
 
 def original(module: Any) -> Any:
@@ -223,7 +223,7 @@ def original(module: Any) -> Any:
     return module
 
 
-def _own_norm(hf_attn: Any, part: str) -> Any:
+def _unhooked_norm(hf_attn: Any, part: str) -> Any:
     """Return the norm of queries or keys without the hooks of the bridge's component for it; None without one."""
     norm = getattr(hf_attn, f"{part}_norm", None)
     return original(getattr(hf_attn, "qk_norm", None) if norm is None else norm)
@@ -246,15 +246,15 @@ def _ropes(hf_model: Any, hf_attn: Any, d_head: int) -> list[Rope]:
     """Return the rotations that a layer may have, in both pairings: of every inv_freq in use by the model, in float64,
     with the attention scaling that belongs to it. A model may hold several (Gemma 3 one for window layers and one for
     the others)."""
-    found: dict[Any, Rope] = {}
+    ropes: dict[Any, Rope] = {}
     if hasattr(hf_attn, "embed_positions"):  # GPT-J, whose table has no frequencies beside it
         planes = double(torch.arange(0, hf_attn.pos_embd_dim, 2, device="cpu"))
-        found[()] = Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
+        ropes[()] = Rope(10_000 ** -(planes / hf_attn.pos_embd_dim), "adjacent")
     for module in hf_model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("inv_freq") and "original" not in name and buffer.ndim == 1 and 2 * len(buffer) <= d_head:
                 scaling = float(getattr(module, f"{name.removesuffix('inv_freq')}attention_scaling", 1.0))
                 inv_freq = double(buffer.detach()).cpu()
                 for pairing in PAIRINGS:
-                    found[(*inv_freq.tolist(), scaling, pairing)] = Rope(inv_freq, pairing, scaling)
-    return list(found.values())
+                    ropes[(*inv_freq.tolist(), scaling, pairing)] = Rope(inv_freq, pairing, scaling)
+    return list(ropes.values())

@@ -36,7 +36,9 @@ def fused_bridge(
     AttentionInterface.register(_IMPLEMENTATION, attention_function)
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask_of_pass)
     name, modules = "_attn_implementation_internal", model.original_model.modules()
-    configs = {id(one): one for module in modules if hasattr(one := getattr(module, "config", None), name)}
+    configs = {
+        id(hf_config): hf_config for module in modules if hasattr(hf_config := getattr(module, "config", None), name)
+    }
     with ExitStack() as stack:
         for config in configs.values():
             stack.callback(setattr, config, name, getattr(config, name))
@@ -75,7 +77,7 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
 
 def _run_original(component: Any, *args: Any, **kwargs: Any) -> Any:
     """Run Hugging Face's attention module with the hooks that the component itself fires."""
-    name = next((one for one in ("hidden_states", "query_input") if one in kwargs), None)
+    name = next((argument for argument in ("hidden_states", "query_input") if argument in kwargs), None)
     x = component.hook_in(args[0] if name is None else kwargs[name])
     args, kwargs = ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
     if kwargs.get("position_embeddings") is not None and hasattr(component, "_apply_position_embedding_hooks"):
@@ -128,16 +130,16 @@ def _from_heads(
     mask: Any = None,
 ) -> tuple[Tensor, None]:
     """Do what `_attn` of GPT-J and GPT-Neo does, whose local layers keep their window in a buffer."""
-    whole, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
-    seen, bias = whole, getattr(module, "bias", None)
+    pass_mask, n, n_keys = as_mask(mask, q, k), q.shape[2], k.shape[2]
+    layer_mask, bias = pass_mask, getattr(module, "bias", None)
     if bias is not None and not bool(bias[0, 0, n_keys - 1, :n_keys].all()):
         local = bias[:, :, n_keys - n : n_keys, :n_keys]
-        seen = Mask(
-            lambda start, stop: whole.rows(start, stop).to(local.device) & local[:, :, start:stop],
-            padding=whole.padding,
+        layer_mask = Mask(
+            lambda start, stop: pass_mask.rows(start, stop).to(local.device) & local[:, :, start:stop],
+            padding=pass_mask.padding,
         )
     finish = None if geometry is None else finish_of(geometry)
-    return attention(q, k, v, seen, attention_scale(module, q.shape[-1]), finish), None
+    return attention(q, k, v, layer_mask, attention_scale(module, q.shape[-1]), finish), None
 
 
 def attention_scale(hf_attn: Any, d_head: int) -> float:
@@ -161,10 +163,12 @@ def _mask_of_pass(
 
     padding = options.get("attention_mask")
     padding = None if padding is None or bool(padding.all()) else padding[:, :kv_length].bool()
-    options = {name: one for name, one in options.items() if name not in ("allow_is_causal_skip", "dtype", "config")}
+    options = {
+        name: value for name, value in options.items() if name not in ("allow_is_causal_skip", "dtype", "config")
+    }
 
     def rows(start: int, stop: int) -> Tensor:
-        made: Any = sdpa_mask(
+        mask_rows: Any = sdpa_mask(
             batch_size=batch_size,
             q_length=stop - start,
             kv_length=kv_length,
@@ -173,7 +177,7 @@ def _mask_of_pass(
             allow_is_causal_skip=False,
             **options,
         )
-        return made
+        return mask_rows
 
     causal = mask_function is causal_mask_function and padding is None and q_length == kv_length
     return Mask(rows, causal, padding)

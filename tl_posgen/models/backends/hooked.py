@@ -121,24 +121,27 @@ class Hooked(Backend):
     def random_init(self, origin: Origin, *, moved: bool = False, drawn: bool = True) -> tuple[Model, str]:
         if origin.config is not None:
             return super().random_init(origin, moved=moved, drawn=drawn)
-        made = self._anew(init_weights=True)
-        return made, f"HookedTransformer, init_mode {made.cfg.init_mode}"
+        drawn_model = self._anew(init_weights=True)
+        return drawn_model, f"HookedTransformer, init_mode {drawn_model.cfg.init_mode}"
 
     def copy(self, origin: Origin) -> Model:
-        made = self._anew(init_weights=False)
-        made.load_state_dict({name: one.clone() for name, one in self.model.state_dict().items()}, assign=True)
-        places = {name: one.device for name, one in chain(self.model.named_parameters(), self.model.named_buffers())}
-        for name, one in chain(made.named_parameters(), made.named_buffers()):
-            one.data = one.data.to(places[name])  # TransformerLens spreads new layers over devices by its own rule
-        return made
+        copied = self._anew(init_weights=False)
+        copied.load_state_dict({name: tensor.clone() for name, tensor in self.model.state_dict().items()}, assign=True)
+        devices = {
+            name: tensor.device for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers())
+        }
+        for name, tensor in chain(copied.named_parameters(), copied.named_buffers()):
+            # TransformerLens spreads new layers over devices by its own rule
+            tensor.data = tensor.data.to(devices[name])
+        return copied
 
     def _anew(self, init_weights: bool) -> Any:
         """Make a model of the same cfg; a deep copy of the model would hold what its hooks hold."""
         cfg = copy.deepcopy(self.model.cfg)
         cfg.seed, cfg.tokenizer_name, cfg.init_weights = None, None, init_weights  # a seed there would seed everything
-        made = hooked_parts()[0](cfg).eval()
-        made.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
-        return made
+        model = hooked_parts()[0](cfg).eval()
+        model.tokenizer, cfg.tokenizer_name = self.model.tokenizer, self.model.cfg.tokenizer_name
+        return model
 
 
 def _rms_norm(x: Tensor, norm: Any) -> Tensor:
@@ -193,7 +196,7 @@ class _Steps:
 
     def calculate_z_scores(self, v: Tensor, pattern: Tensor) -> Tensor:
         self.put_back()
-        given, self.given = self.given, {}
+        inputs, self.given = self.given, {}
         sinks = self.attn.sinks if self.attn.cfg.use_attention_sinks else None
-        how = {"scale": self.geometry.scale, "finish": finish_of(self.geometry), "sinks": sinks}
-        return self.attn.hook_z(self.attention(**given, v=v.transpose(1, 2), **how).transpose(1, 2))
+        options = {"scale": self.geometry.scale, "finish": finish_of(self.geometry), "sinks": sinks}
+        return self.attn.hook_z(self.attention(**inputs, v=v.transpose(1, 2), **options).transpose(1, 2))

@@ -66,26 +66,28 @@ def captures_from_cache(
     selected = select_heads(session, layers, heads)
     if not hasattr(cache, "keys"):
         raise InputError(f"the cache is a {type(cache).__name__}; give what model.run_with_cache(tokens) returned")
-    held, probed = set(cache.keys()), [session.layer(layer) for layer in selected]
+    cached_names, probed_layers = set(cache.keys()), [session.layer(layer) for layer in selected]
     required = [part for part in PARTS if part in (needs or frozenset()) | {"q", "k"}]
-    missing = [(one, part) for one in probed for part in required if one.names[part] not in held]
+    missing = [
+        (probed, part) for probed in probed_layers for part in required if probed.names[part] not in cached_names
+    ]
     if missing:
-        one, part = missing[0]
-        asked = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
+        probed, part = missing[0]
+        argument = f", needs={{{', '.join(map(repr, sorted(needs)))}}}" if needs else ""
         raise InputError(
-            f"the cache has no {one.names[part]} ({len(missing)} names are missing), the {part} of layer "
-            f"{one.geometry.layer}; make it with "
-            f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{asked}))"
+            f"the cache has no {probed.names[part]} ({len(missing)} names are missing), the {part} of layer "
+            f"{probed.geometry.layer}; make it with "
+            f"model.run_with_cache(tokens, names_filter=tl_posgen.models.needed_names(model{argument}))"
         )
-    for one in probed:
-        for name in held.intersection(one.names.values()):
+    for probed in probed_layers:
+        for name in cached_names.intersection(probed.names.values()):
             if not isinstance(cache[name], Tensor):
                 raise InputError(
                     f"the cache's {name} is a {type(cache[name]).__name__}; give tensors, as model.run_with_cache does"
                 )
             if cache[name].is_meta:
                 raise InputError(f"the cache's {name}: on the device meta, which holds no numbers; give those of a run")
-        if one.left_to_hf and (name := one.names["attn_scores"]) in held and is_pattern(cache[name]):
+        if probed.left_to_hf and (name := probed.names["attn_scores"]) in cached_names and is_pattern(cache[name]):
             raise InputError(
                 f"the cache's {name} holds the pattern after softmax, because TransformerBridge leaves the attention "
                 "of this architecture to Hugging Face; make the cache inside `with tl_posgen.streaming(model):`"
@@ -95,15 +97,15 @@ def captures_from_cache(
     if ids is not None:
         ids = as_ids(ids, f"tokens: {ids!r} are no token ids; give those that were run, [batch, pos]")
 
-    def read(one: Probed, parts: Iterable[str], prompts: slice) -> dict[str, Tensor]:
+    def read_parts(probed: Probed, parts: Iterable[str], prompts: slice) -> dict[str, Tensor]:
         """Return those of these parts that the cache holds, [prompt, ...], where the layer lies in the model."""
-        device = next(session.attention(one.geometry.layer).parameters()).device
-        found = {part: cache[name] for part, name in one.names.items() if part in parts and name in held}
+        device = next(session.attention(probed.geometry.layer).parameters()).device
+        tensors = {part: cache[name] for part, name in probed.names.items() if part in parts and name in cached_names}
         if not getattr(cache, "has_batch_dim", True):
-            found = {part: x[None] for part, x in found.items()}
-        return {part: one.read(part, x[prompts].to(device)) for part, x in found.items()}
+            tensors = {part: x[None] for part, x in tensors.items()}
+        return {part: probed.read(part, x[prompts].to(device)) for part, x in tensors.items()}
 
-    batch, _, length, _ = read(probed[0], ["q"], slice(None))["q"].shape
+    batch, _, length, _ = read_parts(probed_layers[0], ["q"], slice(None))["q"].shape
     if ids is not None and (batch, length) != tuple(ids.shape):
         raise InputError(
             f"tokens {list(ids.shape)}: the cache holds {batch} prompts of {length} tokens; give the ids that were "
@@ -111,8 +113,8 @@ def captures_from_cache(
         )
     pad = pad_token(session.model.tokenizer)
     spans = spans_of_tokens(batch, length, ids, pad) if mask is None else spans_of_mask(mask)
-    shown = all(one.names["attn_scores"] in held for one in probed)
-    if not shown and (padded := [(prompt, span.start) for prompt, span in enumerate(spans) if span.start]):
+    has_scores = all(probed.names["attn_scores"] in cached_names for probed in probed_layers)
+    if not has_scores and (padded := [(prompt, span.start) for prompt, span in enumerate(spans) if span.start]):
         raise InputError(
             f"prompt {padded[0][0]}: {padded[0][1]} tokens before its text are padding, and whether the pass masked "
             "them is not known; add hook_attn_scores to the cache"
@@ -121,11 +123,11 @@ def captures_from_cache(
     def captures() -> Iterator[LayerCapture]:
         wanted = PARTS if needs is None else {"q", "k", *FORMED} | needs
         for prompt, span in enumerate(spans):
-            for one in probed:
-                parts = {part: x[0] for part, x in read(one, wanted, slice(prompt, prompt + 1)).items()}
-                given, of_prompt = parts if needs is None else needs, None if ids is None else ids[prompt]
-                heads_there = selected[one.geometry.layer]
-                capture = layer_capture(one.geometry, parts, heads_there, given, prompt, of_prompt, span)
+            for probed in probed_layers:
+                parts = {part: x[0] for part, x in read_parts(probed, wanted, slice(prompt, prompt + 1)).items()}
+                handed_over, of_prompt = parts if needs is None else needs, None if ids is None else ids[prompt]
+                heads_there = selected[probed.geometry.layer]
+                capture = layer_capture(probed.geometry, parts, heads_there, handed_over, prompt, of_prompt, span)
                 yield proved_capture(capture, parts, span)
 
     return captures()

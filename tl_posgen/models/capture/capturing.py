@@ -126,12 +126,12 @@ def run_capture(
     return predicted if "logits" in needs else None
 
 
-def checked_needs(needs: Iterable[str], known: Sequence[str], remedy: str = "") -> frozenset[str]:
+def checked_needs(needs: Iterable[str], available: Sequence[str], remedy: str = "") -> frozenset[str]:
     """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
-    if unknown := sorted(map(str, set(needs) - set(known))):
-        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(known)}{remedy}")
+    if unknown := sorted(map(str, set(needs) - set(available))):
+        raise InputError(f"cannot capture {', '.join(unknown)}; choose from {', '.join(available)}{remedy}")
     return frozenset(needs)
 
 
@@ -286,16 +286,16 @@ class _PassCapture:
         }
         captures = []
         for row, span in enumerate(self.spans):
-            own = {part: value[row] for part, value in parts.items()}
-            needs = self.needs & own.keys()
+            prompt_parts = {part: value[row] for part, value in parts.items()}
+            needs = self.needs & prompt_parts.keys()
             ids = None if tokens is None else tokens[row]
             capture = layer_capture(
-                probed.geometry, own, self.heads[layer], needs, self.prompts_before + row, ids, span
+                probed.geometry, prompt_parts, self.heads[layer], needs, self.prompts_before + row, ids, span
             )
             if streamed is not None:
-                capture = as_streamed(capture, streamed, row, span, own["q"].dtype)
+                capture = as_streamed(capture, streamed, row, span, prompt_parts["q"].dtype)
             elif self.prove:
-                capture = proved_capture(capture, own, span, **edited)
+                capture = proved_capture(capture, prompt_parts, span, **edited)
             else:
                 capture.proved = False
             captures.append(capture)
@@ -320,18 +320,18 @@ def proved_capture(capture: LayerCapture, parts: Mapping[str, Tensor], span: sli
     """Return what `verify_capture` makes of a prompt's capture; InputError where scores are NaN, or padding before the
     text is seen."""
     scores = parts.get("attn_scores")
-    found = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
-    if isinstance(found, EditedCapture) and scores is not None and scores[:, span].isnan().any():
+    verified = verify_capture(capture, scores, parts.get("pattern"), parts["q"].dtype, span, **edited)
+    if isinstance(verified, EditedCapture) and scores is not None and scores[:, span].isnan().any():
         raise InputError(
             f"layer {capture.layer}: scores are NaN; look for NaN in what hooks give, in the weights, and in padding "
             "that this model does not mask cleanly (run prompts one at a time)"
         )
-    if span.start and isinstance(found, EditedCapture) and found.used is None:
+    if span.start and isinstance(verified, EditedCapture) and verified.used is None:
         raise InputError(
             f"prompt {capture.prompt}: {span.start} tokens before its text are padding, which the pass did not mask or "
-            f"a hook shows. {found.why} To have it masked, {REMEDY}"
+            f"a hook shows. {verified.why} To have it masked, {REMEDY}"
         )
-    return found
+    return verified
 
 
 @contextmanager
@@ -342,8 +342,8 @@ def watching(model: Model, receivers: Mapping[str, Callable[[Tensor], None]]) ->
     def hand_over(receive: Callable[[Tensor], None], point: Any, _args: tuple, value: Tensor) -> None:
         receive(value if point.hook_conversion is None else point.hook_conversion.convert(value))
 
-    def move_last(own: int, point: Any, _args: tuple) -> None:
-        point._forward_hooks.move_to_end(own)
+    def move_last(hook_id: int, point: Any, _args: tuple) -> None:
+        point._forward_hooks.move_to_end(hook_id)
 
     points: Any = model.hook_dict
     if missing := [name for name in receivers if name not in points]:

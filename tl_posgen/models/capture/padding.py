@@ -27,8 +27,8 @@ def pad_token(tokenizer: Any) -> PadToken:
     """Return the id of the token that a tokenizer pads with, None where there is none, and whether it is also the token
     that begins or ends a text, so that only a mask can tell."""
     index = getattr(tokenizer, "pad_token_id", None)
-    known = () if index is None else (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
-    return index, index in known
+    special_ids = () if index is None else (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
+    return index, index in special_ids
 
 
 def texts_of(rows: Sequence[Sequence[int]], pad: PadToken) -> list[slice]:
@@ -109,13 +109,13 @@ def text_of_pass(
         mask: an attention module's argument `attention_mask`: [batch, pos], what transformers makes of it, [batch, 1,
             query, key], the `Mask` of a streamed pass, or None for all.
     """
-    given = mask.padding if isinstance(mask, Mask) else mask
-    if given is not None:
-        if given.ndim == 4:
-            given = given if given.dtype == torch.bool else given > torch.finfo(given.dtype).min / 2
+    text_mask = mask.padding if isinstance(mask, Mask) else mask
+    if text_mask is not None:
+        if text_mask.ndim == 4:
+            text_mask = text_mask if text_mask.dtype == torch.bool else text_mask > torch.finfo(text_mask.dtype).min / 2
             # MPT marks what is hidden, as future keys are
-            given = (given ^ given[:1, :1, :1, -1:] if length > 1 else given)[:, 0].any(1)
-        if (spans := spans_of_mask(given[:, :length].bool().expand(batch, -1))) != [slice(0, length)] * batch:
+            text_mask = (text_mask ^ text_mask[:1, :1, :1, -1:] if length > 1 else text_mask)[:, 0].any(1)
+        if (spans := spans_of_mask(text_mask[:, :length].bool().expand(batch, -1))) != [slice(0, length)] * batch:
             return spans
     spans = spans_of_tokens(batch, length, tokens, pad)
     if before := next(((prompt, span.start) for prompt, span in enumerate(spans) if span.start), None):
@@ -160,16 +160,16 @@ def spans_of_tokens(batch: int, length: int, tokens: Int[Tensor, "batch pos"] | 
 def as_ids(ids: Any, wrong: str) -> Int[Tensor, "batch pos"]:
     """Return the token ids of one prompt or of several; InputError for what is none, `wrong` where it is no tensor."""
     try:
-        found = torch.atleast_2d(torch.as_tensor(ids))
+        token_ids = torch.atleast_2d(torch.as_tensor(ids))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(wrong) from error
-    if found.ndim != 2 or found.numel() == 0:
-        raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(found.shape)}")
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise InputError(f"token ids must be integers, not {found.dtype}")
-    if found.is_meta:
+    if token_ids.ndim != 2 or token_ids.numel() == 0:
+        raise InputError(f"token ids must be [pos] or [batch, pos] and not empty; these are {list(token_ids.shape)}")
+    if token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool:
+        raise InputError(f"token ids must be integers, not {token_ids.dtype}")
+    if token_ids.is_meta:
         raise InputError("token ids are on the device meta, which holds no numbers; give those that were read")
-    return found
+    return token_ids
 
 
 def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
@@ -186,17 +186,17 @@ def ids_and_mask(prompts: Any) -> tuple[Any, Bool[Tensor, "batch pos"] | None]:
     if mask is None:
         return ids, None
     try:
-        ids, mask = [torch.as_tensor(one) for one in ids], [torch.as_tensor(one) for one in mask]
+        ids, mask = [torch.as_tensor(row) for row in ids], [torch.as_tensor(row) for row in mask]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError("input_ids and attention_mask must be [batch, pos], or a list for each prompt") from error
     if ids and not ids[0].ndim:  # one prompt
         ids, mask = [torch.stack(ids)], [torch.stack(mask)]
-    if [one.shape for one in ids] != [one.shape for one in mask]:
-        shapes = [list(one.shape) for one in (*mask[:1], *ids[:1])]
+    if [row.shape for row in ids] != [row.shape for row in mask]:
+        shapes = [list(row.shape) for row in (*mask[:1], *ids[:1])]
         raise InputError(f"attention_mask {shapes[0]}: the input_ids are {shapes[-1]}; give a mask of their shape")
-    if any(((one != 0) & (one != 1)).any() for one in mask):
+    if any(((row != 0) & (row != 1)).any() for row in mask):
         raise InputError("attention_mask: give 1 for text and 0 for padding")
-    if len({len(one) for one in ids}) > 1:
-        spans = [spans_of_mask(one[None].bool())[0] for one in mask]
-        return [one[span].tolist() for one, span in zip(ids, spans, strict=True)], None
+    if len({len(row) for row in ids}) > 1:
+        spans = [spans_of_mask(row[None].bool())[0] for row in mask]
+        return [row[span].tolist() for row, span in zip(ids, spans, strict=True)], None
     return torch.stack(ids), torch.stack(mask).bool()

@@ -52,28 +52,28 @@ def build(make: Callable[[], Any], tokenizer: Any, name: str, device: str, backe
         raise ModelError(f"{name}: logits of random tokens are not finite; {broken}.{narrow}")
     # TransformerLens loads a tokenizer anew with add_bos_token=True, unless it says that it has it: it stays as it is;
     # of one made in memory it misses the name
-    words = copy.deepcopy(tokenizer)
-    adds_bos = words.init_kwargs.pop("add_bos_token", None)
-    words.init_kwargs |= {"add_bos_token": True, "name_or_path": words.name_or_path}
+    tokenizer_copy = copy.deepcopy(tokenizer)
+    adds_bos = tokenizer_copy.init_kwargs.pop("add_bos_token", None)
+    tokenizer_copy.init_kwargs |= {"add_bos_token": True, "name_or_path": tokenizer_copy.name_or_path}
     model: Any = None
     if backend != "bridge":
         try:
-            model = _as_hooked(hf_model, words, name, device)
+            model = _as_hooked(hf_model, tokenizer_copy, name, device)
             _require_same(model, tokens, expected, name)
         except ModelError as error:
             if backend != "auto":
                 remedy = ""
                 with suppress(ModelError):  # named only where it works
-                    other = _as_bridge(make() if is_released(hf_model) else hf_model, words, name, device)
-                    _require_same(other, tokens, expected, name)
+                    bridge = _as_bridge(make() if is_released(hf_model) else hf_model, tokenizer_copy, name, device)
+                    _require_same(bridge, tokens, expected, name)
                     remedy = "; use backend='bridge'"
                 raise type(error)(str(error).rstrip(".") + remedy) from error
             model = None
     if model is None:
-        model = _as_bridge(make() if is_released(hf_model) else hf_model, words, name, device)
-    own = model.tokenizer.init_kwargs
-    own.pop("add_bos_token", None)
-    own |= {} if adds_bos is None else {"add_bos_token": adds_bos}
+        model = _as_bridge(make() if is_released(hf_model) else hf_model, tokenizer_copy, name, device)
+    init_kwargs = model.tokenizer.init_kwargs
+    init_kwargs.pop("add_bos_token", None)
+    init_kwargs |= {} if adds_bos is None else {"add_bos_token": adds_bos}
     # whether the tokenizer puts its BOS token in front of a text by default
     ids, plain = tokenizer("a").input_ids, tokenizer("a", add_special_tokens=False).input_ids
     model.cfg.default_prepend_bos = len(ids) > len(plain) and ids[0] == tokenizer.bos_token_id
@@ -94,18 +94,18 @@ def weights_in(dtype: torch.dtype, hf_model: Any) -> Any:
     """Return the model with its weights in a dtype; tables that it computes for itself, such as the frequencies of
     RoPE, stay as they are, as where transformers reads a model in that dtype."""
     saved = set(hf_model.state_dict())
-    for name, one in chain(hf_model.named_parameters(), hf_model.named_buffers()):
-        if name in saved and one.is_floating_point():
-            one.data = one.data.to(dtype)
+    for name, tensor in chain(hf_model.named_parameters(), hf_model.named_buffers()):
+        if name in saved and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
     return hf_model
 
 
 def copy_tables(model: Any, copied: Any) -> None:
     """Give a copy of a model the tables that are not saved with its weights, such as the frequencies of RoPE."""
-    own = dict(copied.named_buffers())
+    copied_tables = dict(copied.named_buffers())
     for name, table in model.named_buffers():
-        if name in own and own[name].shape == table.shape:
-            own[name].data = table.detach().to(own[name].device, copy=True)
+        if name in copied_tables and copied_tables[name].shape == table.shape:
+            copied_tables[name].data = table.detach().to(copied_tables[name].device, copy=True)
 
 
 def _require_same(model: Model, tokens: Tensor, expected: Tensor, name: str) -> None:
@@ -152,33 +152,35 @@ def _as_hooked(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     try:
         with TemporaryDirectory() as place:  # it takes "llama" in a path for the architecture
             (Path(place) / "config.json").write_text(json.dumps(written, default=str))
-            how = {"dtype": next(hf_model.parameters()).dtype, "device": device, "n_ctx": n_ctx}
-            cfg = loading.get_pretrained_model_config(place, hf_cfg=written, **how)
+            options = {"dtype": next(hf_model.parameters()).dtype, "device": device, "n_ctx": n_ctx}
+            cfg = loading.get_pretrained_model_config(place, hf_cfg=written, **options)
             scaling = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
             if scaling not in ("default", "llama3"):
                 raise ValueError(f"it has no {scaling!r} RoPE scaling")
             window, n = getattr(config, "sliding_window", None), cfg.n_layers
             types = getattr(config, "layer_types", None) or ["sliding_attention"] * n
-            local = [bool(window) and one == "sliding_attention" for one in types]
-            given = [bool(cfg.use_local_attn) and one == "local" for one in cfg.attn_types or [""] * n]
-            if hasattr(config, "sliding_window") and (local != given or (any(local) and window != cfg.window_size)):
+            local = [bool(window) and kind == "sliding_attention" for kind in types]
+            local_there = [bool(cfg.use_local_attn) and kind == "local" for kind in cfg.attn_types or [""] * n]
+            if hasattr(config, "sliding_window") and (
+                local != local_there or (any(local) and window != cfg.window_size)
+            ):
                 raise ValueError(f"its window of {window} tokens is lost")
             cfg.model_name, cfg.tokenizer_name = name, None  # it was the temporary directory
             model = HookedTransformer(cfg, tokenizer=tokenizer)
             state = loading.get_pretrained_state_dict(place, cfg, hf_model)
         state = {weight: tensor.detach() for weight, tensor in model.fill_missing_keys(state).items()}
         release(hf_model)
-        own, parameters, taken = model.state_dict(), dict(model.named_parameters()), set[int]()
+        model_state, parameters, taken = model.state_dict(), dict(model.named_parameters()), set[int]()
         with torch.no_grad():
-            for weight in [weight for weight in state if weight in own]:
-                given = state.pop(weight)
-                if weight not in parameters or given.shape != own[weight].shape:
-                    own[weight].copy_(given)
+            for weight in [weight for weight in state if weight in model_state]:
+                converted = state.pop(weight)
+                if weight not in parameters or converted.shape != model_state[weight].shape:
+                    model_state[weight].copy_(converted)
                     continue
                 # tied embeddings become two matrices, as TransformerLens has them
-                given = given.clone() if given.data_ptr() in taken else given
-                parameters[weight].data = given.to(own[weight])
-                taken.add(given.data_ptr())
+                converted = converted.clone() if converted.data_ptr() in taken else converted
+                parameters[weight].data = converted.to(model_state[weight])
+                taken.add(converted.data_ptr())
         trim()
     except _REFUSALS as error:
         raise UnsupportedModelError(
@@ -194,10 +196,10 @@ def _as_bridge(hf_model: Any, tokenizer: Any, name: str, device: str) -> Model:
     hf_model.config.architectures = hf_model.config.architectures or [type(hf_model).__name__]
     spread = hasattr(hf_model, "hf_device_map")  # accelerate's
     place: dict[str, Any] = {} if spread else {"device": device}
-    how = {"tokenizer": copy.deepcopy(tokenizer), "dtype": next(hf_model.parameters()).dtype, **place}
+    options = {"tokenizer": copy.deepcopy(tokenizer), "dtype": next(hf_model.parameters()).dtype, **place}
     try:
         hf_model = hf_model.to(device) if place else hf_model
-        bridge = TransformerBridge.boot_transformers(name, hf_model=hf_model, **how)
+        bridge = TransformerBridge.boot_transformers(name, hf_model=hf_model, **options)
     except _REFUSALS as error:
         reason = first_line(error).split(" Available architectures:")[0]  # a hundred of them
         raise UnsupportedModelError(
@@ -245,14 +247,14 @@ def snapshot(hf_model: Any, tokenizer: Any, backend: str = "auto") -> Model:
 
     def make() -> Any:
         config = copy.deepcopy(inner.config)
-        made = weights_in(weight.dtype, AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+        copied = weights_in(weight.dtype, AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
         try:
-            made.load_state_dict(inner.state_dict())
+            copied.load_state_dict(inner.state_dict())
         except RuntimeError as error:
-            whole = "its weights are sharded, offloaded, or no longer those of its config"
-            raise ModelError(f"{name}: no copy can be made; {whole}") from error
-        copy_tables(inner, made)
-        return made.to(weight.device).eval()
+            reason = "its weights are sharded, offloaded, or no longer those of its config"
+            raise ModelError(f"{name}: no copy can be made; {reason}") from error
+        copy_tables(inner, copied)
+        return copied.to(weight.device).eval()
 
     with silenced(seed=0), torch.autocast(weight.device.type, enabled=False):
         return lay_by_rows(build(make, tokenizer, name, str(weight.device), backend))

@@ -23,10 +23,10 @@ def is_gguf(place: Path) -> bool:
 def local_directory(name: str | os.PathLike) -> Path | None:
     """Return where "mini", a directory or a GGUF file here lies: the file of a directory that holds one and no
     safetensors. None of anything else, ModelError of what can be no name."""
-    words = os.fspath(name)
-    path = MINI if words == "mini" else Path(words).expanduser()
-    if not words.strip() or "\0" in words or max(map(len, path.parts), default=0) > 255:
-        raise ModelError(f"{words!r}: neither a directory nor a name of a model")
+    name_or_path = os.fspath(name)
+    path = MINI if name_or_path == "mini" else Path(name_or_path).expanduser()
+    if not name_or_path.strip() or "\0" in name_or_path or max(map(len, path.parts), default=0) > 255:
+        raise ModelError(f"{name_or_path!r}: neither a directory nor a name of a model")
     if path.is_dir():
         files = [] if any(path.glob("*.safetensors")) else [*path.glob("*.gguf")]
         path = files[0] if len(files) == 1 else path
@@ -39,31 +39,34 @@ def find_files(
     """Return the directory with config.json and *.safetensors, or the GGUF file, that of the tokenizer, and the commit:
     of a local directory, the bundled "mini", or the downloaded (or cached) Hub repository called `name`; `tokenizer` is
     a directory, or "mini", with another tokenizer than the one there."""
-    other, commit = None, None
+    of_tokenizer, commit = None, None
     if tokenizer is not None:
-        other = local_directory(tokenizer)
-        if other is None or not (is_gguf(other) or any((other / name).is_file() for name in TOKENIZERS)):
+        of_tokenizer = local_directory(tokenizer)
+        if of_tokenizer is None or not (
+            is_gguf(of_tokenizer) or any((of_tokenizer / name).is_file() for name in TOKENIZERS)
+        ):
             raise InputError(f"{tokenizer}: no tokenizer there; give tokenizer=, a directory that holds one")
-    words, directory = os.fspath(name), local_directory(name)
+    name_or_path, directory = os.fspath(name), local_directory(name)
     if directory is None:
-        local = Path(words).expanduser()
+        local = Path(name_or_path).expanduser()
         if local.exists():
             raise ModelError(
-                f"{words} is a file; give the directory that holds config.json and the weights, or a GGUF file (*.gguf)"
+                f"{name_or_path} is a file; give the directory that holds config.json and the weights, or a GGUF file "
+                "(*.gguf)"
             )
-        if local.is_absolute() or words.startswith((".", "~")) or words.count("/") > 1 or is_gguf(local):
-            raise ModelError(f"{words}: no such {'file' if is_gguf(local) else 'directory'}")
-        directory = _download(words, revision)
+        if local.is_absolute() or name_or_path.startswith((".", "~")) or name_or_path.count("/") > 1 or is_gguf(local):
+            raise ModelError(f"{name_or_path}: no such {'file' if is_gguf(local) else 'directory'}")
+        directory = _download(name_or_path, revision)
         commit = directory.name
-    _require_files(directory, with_tokenizer=other is None)
-    return directory, other or directory, commit
+    _require_files(directory, with_tokenizer=of_tokenizer is None)
+    return directory, of_tokenizer or directory, commit
 
 
 def _official_name(name: str) -> str:
     """Return the Hub's name of what TransformerLens calls by a short one: "gpt2" of "gpt2-small"."""
     place: Any = find_spec("transformer_lens")  # which takes ten seconds to import
-    known = runpy.run_path(str(Path(place.origin).with_name("supported_models.py")))["MODEL_ALIASES"]
-    return next((full for full, aliases in known.items() if name in aliases), name)
+    aliases_by_name = runpy.run_path(str(Path(place.origin).with_name("supported_models.py")))["MODEL_ALIASES"]
+    return next((full for full, aliases in aliases_by_name.items() if name in aliases), name)
 
 
 def _download(name: str, revision: str | None) -> Path:
@@ -108,10 +111,10 @@ def _require_files(here: Path, *, with_tokenizer: bool) -> None:
         reason = "no config.json; give a directory that save_pretrained wrote"
     elif not has_weights:
         pickled = [*here.glob("*.bin"), *here.glob("*.pt"), *here.glob("*.pth")]
-        found = "no weights"
+        fault = "no weights"
         if pickled:
-            found = f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
-        reason = f"{found}; save the model with save_pretrained, which writes model.safetensors"
+            fault = f"only pickled weights ({pickled[0].name}), which are not loaded because they can run code"
+        reason = f"{fault}; save the model with save_pretrained, which writes model.safetensors"
     elif with_tokenizer and not any((here / name).is_file() for name in TOKENIZERS):
         reason = "no tokenizer; give tokenizer=, a directory that holds one, or save one there with save_pretrained"
     if reason:
@@ -130,17 +133,17 @@ def drop_from_cache(name: str, revision: str | None = None, cache: Path | None =
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        known = scan_cache_dir(cache)
+        cached = scan_cache_dir(cache)
     except CacheNotFound:
         return 0
     name, wanted = _official_name(name), revision or "main"
     revisions = [
-        one
-        for repo in known.repos
+        commit
+        for repo in cached.repos
         if (repo.repo_id, repo.repo_type) == (name, "model")
-        for one in repo.revisions
-        if wanted in one.refs or one.commit_hash == wanted
+        for commit in repo.revisions
+        if wanted in commit.refs or commit.commit_hash == wanted
     ]
-    plan = known.delete_revisions(*(one.commit_hash for one in revisions))
+    plan = cached.delete_revisions(*(commit.commit_hash for commit in revisions))
     plan.execute()
     return plan.expected_freed_size

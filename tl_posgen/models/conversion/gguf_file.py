@@ -38,7 +38,7 @@ _PRE_WITH_BOS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pix
 
 def require_layers(place: Path, reader: Any, config: Any) -> None:
     """Refuse a GGUF file with tensors of other layers than its metadata counts: transformers leaves them out."""
-    layers = {int(found[1]) for tensor in reader.tensors if (found := re.match(r"blk\.(\d+)\.", tensor.name))}
+    layers = {int(match[1]) for tensor in reader.tensors if (match := re.match(r"blk\.(\d+)\.", tensor.name))}
     n = getattr(config.get_text_config(), "num_hidden_layers", None)
     if n is not None and layers and max(layers) >= n:
         raise ModelError(
@@ -71,22 +71,22 @@ def read_once(place: Path) -> Iterator[Any]:
     except Exception as error:  # whatever numpy says of bytes that are not there
         raise ModelError(f"{place}: a damaged GGUF file ({first_line(error)}); download it again") from error
     with _reading:
-        own, names_of = gguf.GGUFReader, gguf.get_tensor_name_map
-        gguf.GGUFReader = lambda path, *args: reader if Path(path) == place else own(path, *args)  # pyright: ignore
+        reader_class, names_of = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader = lambda path, *args: reader if Path(path) == place else reader_class(path, *args)  # pyright: ignore
         gguf.get_tensor_name_map = lru_cache(names_of)
         try:
             yield reader
         finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = own, names_of
+            gguf.GGUFReader, gguf.get_tensor_name_map = reader_class, names_of
 
 
 def quantisation_of(reader: Any) -> str | None:
     """Return what the file says it is quantised to, such as "Q4_K_M", else the type of most weights; None for none."""
     import gguf
 
-    known = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
+    type_names = {kind.value: kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in gguf.LlamaFileType}
     field = reader.get_field("general.file_type")
-    name = None if field is None else known.get(field.contents())
+    name = None if field is None else type_names.get(field.contents())
     if name is None or name == "GUESSED":
         sizes: Counter[str] = Counter()
         for tensor in reader.tensors:
@@ -104,14 +104,14 @@ def with_metadata(place: Path, reader: Any, config: Any) -> Any:
     Raises:
         ModelError: a key that attention or positions depend on, with a value for which the config has no entry.
     """
-    config, said = copy.deepcopy(config), _said(reader)
-    _apply_attention(said, config)
-    ropes = _ropes(place, said, reader, config)
+    config, metadata = copy.deepcopy(config), _metadata_of(reader)
+    _apply_attention(metadata, config)
+    ropes = _ropes(place, metadata, reader, config)
     if "" in ropes:
         axes = {name: value for name, value in config.rope_parameters.items() if name.startswith("mrope")}
         config.rope_parameters = ropes[""].parameters | axes
-        if [n for n in said.get("rope.dimension_sections", ()) if n] == axes.get("mrope_section"):
-            said.pop("rope.dimension_sections", None)  # several axes of positions, which are one for text
+        if [n for n in metadata.get("rope.dimension_sections", ()) if n] == axes.get("mrope_section"):
+            metadata.pop("rope.dimension_sections", None)  # several axes of positions, which are one for text
         if hasattr(config, "original_max_position_embeddings"):  # of Phi 3, beside the rule
             before = config.original_max_position_embeddings
             config.original_max_position_embeddings = ropes[""].parameters.get(
@@ -119,7 +119,7 @@ def with_metadata(place: Path, reader: Any, config: Any) -> Any:
             )
     elif ropes:
         config.rope_parameters = {kind: rope.parameters for kind, rope in ropes.items()}
-    for key, value in said.items():
+    for key, value in metadata.items():
         if _KEYS.match(key) and (value or key == "attention.causal"):  # 0 says nothing, and False this one
             named = f"{_architecture(reader)}.{key} = {textwrap.shorten(repr(value), 60, placeholder=' ...')}"
             raise ModelError(_NOT_READ.format(place, named, _REMEDY))
@@ -129,10 +129,10 @@ def with_metadata(place: Path, reader: Any, config: Any) -> Any:
 def require_applied(place: Path, reader: Any, hf_model: Any) -> None:
     """Refuse a model that turns by other frequencies than the file's, or that has no place for a tensor of the file
     which attention or positions depend on."""
-    for kind, rope in _ropes(place, _said(reader), reader, hf_model.config.get_text_config()).items():
+    for kind, rope in _ropes(place, _metadata_of(reader), reader, hf_model.config.get_text_config()).items():
         names = [f"{kind and kind + '_'}{name}" for name in ("inv_freq", "attention_scaling")]
         used = [[getattr(module, name) for name in names] for module in hf_model.modules() if hasattr(module, names[0])]
-        if not used or not all(rope.is_used(*each) for each in used):
+        if not used or not all(rope.is_used(*attributes) for attributes in used):
             raise ModelError(
                 f"{place}: transformers' {type(hf_model).__name__} does not turn by the frequencies that the file says "
                 f"(rope.* and rope_*, by the rule {rope.parameters['rope_type']!r}); {_REMEDY}"
@@ -147,53 +147,53 @@ def require_applied(place: Path, reader: Any, hf_model: Any) -> None:
 
 def adds_bos(reader: Any) -> bool:
     """Tell whether llama.cpp puts a BOS in front of a text: as the file says, else by the kind of its tokenizer."""
-    said = {key: field.contents() for key, field in reader.fields.items() if key in _TOKENIZER}
-    given, kind, pre = (said.get(key) for key in _TOKENIZER)
-    return bool(kind in ("llama", "bert") or (kind == "gpt2" and pre in _PRE_WITH_BOS) if given is None else given)
+    metadata = {key: field.contents() for key, field in reader.fields.items() if key in _TOKENIZER}
+    add_bos, kind, pre = (metadata.get(key) for key in _TOKENIZER)
+    return bool(kind in ("llama", "bert") or (kind == "gpt2" and pre in _PRE_WITH_BOS) if add_bos is None else add_bos)
 
 
 def _architecture(reader: Any) -> str:
     return reader.get_field("general.architecture").contents()
 
 
-def _said(reader: Any) -> dict[str, Any]:
+def _metadata_of(reader: Any) -> dict[str, Any]:
     """Return what the file says of its architecture: keys without its name. Whoever reads one takes it out."""
     prefix = f"{_architecture(reader)}."
     return {k.removeprefix(prefix): field.contents() for k, field in reader.fields.items() if k.startswith(prefix)}
 
 
-def _apply_attention(said: dict[str, Any], config: Any) -> None:
-    """Give the config heads' widths, windows and caps; take out of `said` what it has of them."""
+def _apply_attention(metadata: dict[str, Any], config: Any) -> None:
+    """Give the config heads' widths, windows and caps; take out of `metadata` what it has of them."""
     heads = getattr(config, "num_attention_heads", None)
     if heads is None:  # Mamba
         return
     counts = {"head_count": heads, "head_count_kv": getattr(config, "num_key_value_heads", None) or heads}
     for name, n in counts.items():
-        value = said.get(f"attention.{name}")
+        value = metadata.get(f"attention.{name}")
         if ({*value} - {0} if isinstance(value, list) else {value}) == {n}:  # 0: a layer without attention
-            del said[f"attention.{name}"]
+            del metadata[f"attention.{name}"]
     if hasattr(config, "head_dim"):
-        config.head_dim = said.get("attention.key_length", config.head_dim)
+        config.head_dim = metadata.get("attention.key_length", config.head_dim)
     for key in ("attention.key_length", "attention.value_length"):
-        if said.get(key) == _head_dim(config):
-            del said[key]
+        if metadata.get(key) == _head_dim(config):
+            del metadata[key]
     kinds, key = getattr(config, "layer_types", None), "attention.sliding_window_pattern"
-    if kinds and (pattern := said.get(key)):  # every n-th layer sees all, or one value a layer
+    if kinds and (pattern := metadata.get(key)):  # every n-th layer sees all, or one value a layer
         windowed = pattern if isinstance(pattern, list) else [(at + 1) % pattern != 0 for at in range(len(kinds))]
         if len(windowed) == len(kinds):
             kinds = ["sliding_attention" if window else "full_attention" for window in windowed]
             config.layer_types = kinds
-            del said[key]
+            del metadata[key]
     if hasattr(config, "sliding_window") and (kinds is None or "sliding_attention" in kinds):
-        config.sliding_window = said.pop("attention.sliding_window", 0) or config.sliding_window
+        config.sliding_window = metadata.pop("attention.sliding_window", 0) or config.sliding_window
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
         if hasattr(config, name):
-            setattr(config, name, said.pop(name, getattr(config, name)))
+            setattr(config, name, metadata.pop(name, getattr(config, name)))
     if hasattr(config, "query_pre_attn_scalar"):  # no key says it: Gemma 2 and 3 of 27 B have the width a head
         widest = (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62))
         config.query_pre_attn_scalar = config.hidden_size // heads if widest else _head_dim(config)
-    if said.get("attention.causal"):
-        del said["attention.causal"]
+    if metadata.get("attention.causal"):
+        del metadata["attention.causal"]
 
 
 def _head_dim(config: Any) -> int:
@@ -216,21 +216,21 @@ class _Rope:
         return same and math.isclose(scaling, self.scaling, rel_tol=1e-5)
 
 
-def _ropes(place: Path, said: dict[str, Any], reader: Any, config: Any) -> dict[str, _Rope]:
+def _ropes(place: Path, metadata: dict[str, Any], reader: Any, config: Any) -> dict[str, _Rope]:
     """Return the file's RoPE by kind of layer, "" where all layers have one; {} of a file without."""
     divisors = _divisors(reader)
-    own = getattr(config, "rope_parameters", None)
-    if not own or not (divisors or any(key.startswith("rope.") for key in said)):
+    rope_parameters = getattr(config, "rope_parameters", None)
+    if not rope_parameters or not (divisors or any(key.startswith("rope.") for key in metadata)):
         return {}
-    n = said.get("rope.dimension_count", _head_dim(config)) // 2
+    n = metadata.get("rope.dimension_count", _head_dim(config)) // 2
     if wrong := {len(values) for values in divisors.values()} - {n}:
         raise ModelError(f"{place}: rope_*.weight has {wrong.pop()} divisors, and RoPE {n} planes; download it again")
-    scaled = _scaled_rope(said, divisors, config)
-    if "full_attention" not in own:
-        if said.get("rope.freq_base_swa") == scaled.parameters["rope_theta"]:
-            del said["rope.freq_base_swa"]
+    scaled = _scaled_rope(metadata, divisors, config)
+    if "full_attention" not in rope_parameters:
+        if metadata.get("rope.freq_base_swa") == scaled.parameters["rope_theta"]:
+            del metadata["rope.freq_base_swa"]
         return {"": scaled}
-    base = said.pop("rope.freq_base_swa", 10_000.0)  # windowed layers have no scaling
+    base = metadata.pop("rope.freq_base_swa", 10_000.0)  # windowed layers have no scaling
     plain = _plain(base, 2 * len(scaled.theta))
     return {
         "full_attention": scaled,
@@ -238,35 +238,35 @@ def _ropes(place: Path, said: dict[str, Any], reader: Any, config: Any) -> dict[
     }
 
 
-def _scaled_rope(said: dict[str, Any], divisors: Mapping[str, Tensor], config: Any) -> _Rope:
+def _scaled_rope(metadata: dict[str, Any], divisors: Mapping[str, Tensor], config: Any) -> _Rope:
     """Return RoPE with the file's scaling: frequencies are divided plane by plane, then scaled by a rule."""
     width, key = _head_dim(config), "rope.scaling."
-    base, dim = said.pop("rope.freq_base", 10_000.0), said.pop("rope.dimension_count", width)
-    factor = said.pop(f"{key}factor", 0) or said.pop("rope.scale_linear", 0) or 1.0
-    length = said.pop(f"{key}original_context_length", 0) or config.max_position_embeddings
-    scaling = said.pop(f"{key}attn_factor", 0) or 1.0
-    said.pop(f"{key}finetuned", None)  # says something of the training alone
-    rule = said.pop(f"{key}type", "linear")
+    base, dim = metadata.pop("rope.freq_base", 10_000.0), metadata.pop("rope.dimension_count", width)
+    factor = metadata.pop(f"{key}factor", 0) or metadata.pop("rope.scale_linear", 0) or 1.0
+    length = metadata.pop(f"{key}original_context_length", 0) or config.max_position_embeddings
+    scaling = metadata.pop(f"{key}attn_factor", 0) or 1.0
+    metadata.pop(f"{key}finetuned", None)  # says something of the training alone
+    rule = metadata.pop(f"{key}type", "linear")
     plain = theta = _plain(base, dim)
     parameters: dict[str, Any] = {"rope_type": "default"}
     if rule == "yarn" and factor != 1:
         magnitude = 1 + 0.1 * math.log(factor)
         slow, fast = (
-            said.pop(f"{key}yarn_beta_{which}", 0) or turns for which, turns in (("slow", 1.0), ("fast", 32.0))
+            metadata.pop(f"{key}yarn_beta_{speed}", 0) or turns for speed, turns in (("slow", 1.0), ("fast", 32.0))
         )
         theta = _yarn(plain, base, factor, length, fast, slow)
         # both readers agree on the factor on q and k only where the key repeats what YaRN itself has
-        if math.isclose(said.get(f"{key}yarn_attn_factor", magnitude), magnitude, rel_tol=1e-4):
-            said.pop(f"{key}yarn_attn_factor", None)
-        if said.get(f"{key}yarn_ext_factor", 1.0) in (1.0, -1.0):  # -1: not set
-            said.pop(f"{key}yarn_ext_factor", None)
+        if math.isclose(metadata.get(f"{key}yarn_attn_factor", magnitude), magnitude, rel_tol=1e-4):
+            metadata.pop(f"{key}yarn_attn_factor", None)
+        if metadata.get(f"{key}yarn_ext_factor", 1.0) in (1.0, -1.0):  # -1: not set
+            metadata.pop(f"{key}yarn_ext_factor", None)
         scaling *= magnitude
         parameters = {"rope_type": "yarn", "factor": factor, "attention_factor": scaling, "beta_slow": slow,
                       "beta_fast": fast, "original_max_position_embeddings": length}  # fmt: skip
     elif rule in ("linear", "longrope") and factor != 1:
         theta, parameters = plain / factor, {"rope_type": "linear", "factor": factor}
     elif rule not in ("linear", "longrope", "yarn", "none"):
-        said[f"{key}type"] = rule
+        metadata[f"{key}type"] = rule
     if divisors or (scaling != 1 and rule != "yarn"):
         short, long = (plain / theta * divisors.get(name, 1.0) for name in ("short", "long"))
         theta = plain / short
@@ -307,12 +307,12 @@ def _divisors(reader: Any) -> dict[str, Float[Tensor, " plane"]]:
     """Return what the file divides frequencies by in texts within the training length, "short", and beyond, "long"."""
     import gguf
 
-    held = {
+    divisors = {
         tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy()).flatten().to(DOUBLE)
         for tensor in reader.tensors
         if tensor.name in _DIVISORS
     }
-    always, *by_length = (held.get(name) for name in _DIVISORS)
+    always, *by_length = (divisors.get(name) for name in _DIVISORS)
     pair = by_length if always is None else (always, always)
     return {name: values for name, values in zip(("short", "long"), pair, strict=True) if values is not None}
 

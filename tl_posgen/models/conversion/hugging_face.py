@@ -35,15 +35,15 @@ def silenced(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
     is. Afterwards everything is as before, the random states of the CPU and of this device too, which begin as after
     torch.manual_seed(seed)."""
     disabled, silent, place = logging.root.manager.disable, io.StringIO(), torch.device(device)
-    also = [] if place.type == "cpu" else [place]
+    extra_devices = [] if place.type == "cpu" else [place]
     try:
         logging.disable(logging.WARNING)
-        hushed = redirect_stdout(silent), redirect_stderr(silent), warnings.catch_warnings()
-        with torch.random.fork_rng(devices=also), place, hushed[0], hushed[1], hushed[2]:
+        silencers = redirect_stdout(silent), redirect_stderr(silent), warnings.catch_warnings()
+        with torch.random.fork_rng(devices=extra_devices), place, silencers[0], silencers[1], silencers[2]:
             warnings.simplefilter("ignore")
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
-                if also:
+                if extra_devices:
                     with torch.cuda.device(place):
                         torch.cuda.manual_seed(seed)
             yield
@@ -135,14 +135,14 @@ def plan(directory: Path, config: Any, dtype: torch.dtype | Literal["auto"], tru
     return planned.dtype
 
 
-def load_hf_model(place: Path, config: Any, **more: Any) -> Any:
+def load_hf_model(place: Path, config: Any, **options: Any) -> Any:
     """Load the model of a directory, or of a GGUF file with its weights dequantised, in evaluation mode, with eager
     attention; ModelError for weights with NaN or inf, which names the tensor."""
     import transformers
 
     if is_gguf(place) and hasattr(transformers, "GgufConfig"):  # else a GPU may get the blocks as they are
-        more["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    hf_model = _from_pretrained(place, config, **more)
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    hf_model = _from_pretrained(place, config, **options)
     for name, weight in hf_model.named_parameters():
         if not weight.is_meta and weight.numel():
             low, high = weight.detach().aminmax()  # NaN is the least and the largest
@@ -175,21 +175,21 @@ def _from_pretrained(place: Path, config: Any, **options: Any) -> Any:
         "hold {} in another size ({} tensors do)": sorted(name for name, *_ in report["mismatched_keys"]),
         "hold {}, which the model does not have ({} tensors)": sorted(unknown),
     }
-    for words, names in wrong.items():
+    for template, names in wrong.items():
         if names:
             source = "its metadata" if is_gguf(place) else "config.json"
-            found = words.format(names[0], len(names))
-            raise ModelError(f"{place}: the weights {found}; the checkpoint does not belong to {source}")
+            fault = template.format(names[0], len(names))
+            raise ModelError(f"{place}: the weights {fault}; the checkpoint does not belong to {source}")
     return hf_model
 
 
 def require_memory(place: Path, n_weights: int, dtype: torch.dtype) -> None:
     """Refuse more weights than the memory of this machine holds."""
-    held = memory_of(torch.device("cpu"))
-    if held is not None and (needed := n_weights * dtype.itemsize) > held:
+    memory = memory_of(torch.device("cpu"))
+    if memory is not None and (needed := n_weights * dtype.itemsize) > memory:
         raise ModelError(
             f"{place}: {n_weights / 1e9:.1f} billion weights need {needed / 1e9:.0f} GB in {dtype}, and "
-            f"this machine has {held / 1e9:.0f} GB; load a smaller model or dtype"
+            f"this machine has {memory / 1e9:.0f} GB; load a smaller model or dtype"
         )
 
 

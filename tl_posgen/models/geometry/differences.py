@@ -26,12 +26,12 @@ def first_difference(ours: Sequence[ProbedOrReason], theirs: Sequence[ProbedOrRe
         >>> first_difference(here, session_of(model).layers(again=True))
         'layer 0 has scale 1 where the model has 0.177'
     """
-    for one, other in zip(ours, theirs, strict=True):
-        if isinstance(one, Probed) and isinstance(other, Probed):
-            for field in fields(one.geometry):
-                here, there = (getattr(each.geometry, field.name) for each in (one, other))
+    for our_layer, their_layer in zip(ours, theirs, strict=True):
+        if isinstance(our_layer, Probed) and isinstance(their_layer, Probed):
+            for field in fields(our_layer.geometry):
+                here, there = (getattr(probed.geometry, field.name) for probed in (our_layer, their_layer))
                 if field.name not in _OF_VALUES and (difference := _difference(here, there)):
-                    return f"layer {one.geometry.layer} has {field.name} {difference}"
+                    return f"layer {our_layer.geometry.layer} has {field.name} {difference}"
     return ""
 
 
@@ -45,8 +45,8 @@ def _difference(here: Any, there: Any) -> str:
         apart = ~torch.isclose(here, there, rtol=_ROUNDING, atol=0)
         return f"{there[apart][0].item():g} where the model has {here[apart][0].item():g}" if apart.any() else ""
     if is_dataclass(here) and type(here) is type(there):
-        each = (_difference(getattr(here, field.name), getattr(there, field.name)) for field in fields(here))
-        return next(filter(None, each), "")
+        differences = (_difference(getattr(here, field.name), getattr(there, field.name)) for field in fields(here))
+        return next(filter(None, differences), "")
     if isinstance(here, float) and isinstance(there, float):
         return "" if math.isclose(here, there, rel_tol=_ROUNDING) else f"{there:.3g} where the model has {here:.3g}"
     return "" if type(here) is type(there) and here == there else f"{there} where the model has {here}"

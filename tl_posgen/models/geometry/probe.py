@@ -50,7 +50,7 @@ def probe_layers(model: Model, backend: Backend) -> tuple[ProbedOrReason, ...]:
     if left_to_hf:
 
         def forming(layer: int) -> Attention:
-            return lambda *given: form(backend.model.blocks[layer].attn, *given)["z"]
+            return lambda *arguments: form(backend.model.blocks[layer].attn, *arguments)["z"]
 
         with suppress(*FAILURES), backend.fused({}, forming):
             fired = _probe_run(model, backend)
@@ -97,14 +97,14 @@ def _probe_run(model: Model, backend: Backend) -> dict[int, dict[str, Tensor]]:
     """Return layer -> hook -> what it carried while the model read a few random tokens."""
     tokens = backend.some_tokens()
     fired: dict[int, dict[str, Tensor]] = defaultdict(dict)
-    known = model.hook_dict
+    points = model.hook_dict
     places = {
         name: (layer, part)
         for layer in range(model.cfg.n_layers)
         for part in HOOKS
-        if (name := f"blocks.{layer}.attn.hook_{part}") in known
+        if (name := f"blocks.{layer}.attn.hook_{part}") in points
     }
-    by_point = {id(known[name]): place for name, place in places.items()}  # a bridge's hook.name can be an alias
+    by_point = {id(points[name]): place for name, place in places.items()}  # a bridge's hook.name can be an alias
 
     def remember(value: Tensor, hook: Any) -> None:
         layer, part = by_point[id(hook)]

@@ -154,9 +154,9 @@ def without_row_offsets(
     """
     if geometry.distance_bias(0) is None:
         return attn_scores
-    own = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
-    unbiased = geometry.capped(geometry.scale * (rotated_q * rotated_k[:, own]).sum(-1))
-    offset = attn_scores.gather(-1, own[None, :, None].expand(len(attn_scores), -1, 1))[..., 0] - unbiased
+    positions = torch.arange(rotated_k.shape[1], device=rotated_k.device) if rows is None else rows
+    unbiased = geometry.capped(geometry.scale * (rotated_q * rotated_k[:, positions]).sum(-1))
+    offset = attn_scores.gather(-1, positions[None, :, None].expand(len(attn_scores), -1, 1))[..., 0] - unbiased
     return attn_scores - offset.where(offset != -torch.inf, 0.0)[..., None]
 
 
@@ -182,15 +182,15 @@ def layer_capture(
 
     Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
     """
-    given: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for part in ("q", "k", *(part for part in ("v", "pattern") if part in needs)):
         x = parts[part]
         x = x[:, span, span] if part == "pattern" else x[:, span]
         rows = [head // (geometry.n_heads // len(x)) for head in heads]  # a key head has several query heads, or one
         # all heads as they are need no copy: of a pattern it would cost more than the softmax that made it
-        given[part] = at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
-    given |= {part: at_least_float32(summable(parts[part][span])) for part in ("resid", "inputs") if part in needs}
-    capture = LayerCapture(geometry, heads, prompt, None if tokens is None else summable(tokens[span]), **given)
+        tensors[part] = at_least_float32(summable(x if rows == list(range(len(x))) else x[rows]))
+    tensors |= {part: at_least_float32(summable(parts[part][span])) for part in ("resid", "inputs") if part in needs}
+    capture = LayerCapture(geometry, heads, prompt, None if tokens is None else summable(tokens[span]), **tensors)
     if "attn_scores" in needs:
         plain = plain_scores(summable(parts["attn_scores"][list(heads), span, span]), parts["q"].dtype)
         capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
@@ -240,17 +240,17 @@ def verify_capture(
     used = plain_scores(attn_scores[of_heads[:, None], (before + rows).to(of_heads.device)].to(capture.device), dtype)
     why, masked = _difference(capture, used, rows, dtype, span)
     if why:
-        whole = None
+        pass_scores = None
         if not masked:
             all_rows = used if all_scores else plain_scores(attn_scores[of_heads, span].to(capture.device), dtype)
-            whole = all_rows[..., span]
-            whole = without_row_offsets(whole, capture.rotated_q, capture.rotated_k, geometry)
-        capture = EditedCapture(capture, whole, why)
+            pass_scores = all_rows[..., span]
+            pass_scores = without_row_offsets(pass_scores, capture.rotated_q, capture.rotated_k, geometry)
+        capture = EditedCapture(capture, pass_scores, why)
     if pattern is not None:
-        some = heads[:, None], before + checked_rows(n, n if all_patterns else ROWS)
-        own, found = plain_scores(summable(attn_scores[some]), dtype), summable(pattern[some])
+        places = heads[:, None], before + checked_rows(n, n if all_patterns else ROWS)
+        row_scores, row_pattern = plain_scores(summable(attn_scores[places]), dtype), summable(pattern[places])
         sinks = geometry.sinks or not all_patterns  # where no hook edits a row, what it lacks went elsewhere
-        capture.edited_pattern = not is_softmax(own, found, pattern.dtype, sinks=sinks)
+        capture.edited_pattern = not is_softmax(row_scores, row_pattern, pattern.dtype, sinks=sinks)
     return capture
 
 
@@ -288,11 +288,11 @@ def _difference(
     positions, geometry = capture.query_positions[rows], capture.geometry
     q, k = capture.rotated_q[:, rows], capture.rotated_k
     recomputed = scores_from(q, k, geometry, capture.heads, positions)
-    whole, used = used, used[..., span]
+    padded, used = used, used[..., span]
     seen = used != -torch.inf
     masked = seen != (recomputed != -torch.inf)
-    if used.shape[-1] < whole.shape[-1]:  # padding
-        masked = masked | ((whole != -torch.inf).sum() > seen.sum())
+    if used.shape[-1] < padded.shape[-1]:  # padding
+        masked = masked | ((padded != -torch.inf).sum() > seen.sum())
     used = without_row_offsets(used, q, k, geometry, positions)
     error = (recomputed - used).detach().abs_().masked_fill_(~seen, 0).nan_to_num_(torch.inf)
     fine = ~masked.any() & (error <= allowed_error(q, k, geometry, dtype)).all()

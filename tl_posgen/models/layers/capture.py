@@ -76,10 +76,10 @@ class LayerCapture:
     def of_heads(self, part: slice) -> "LayerCapture":
         """Return the capture of some of its heads."""
         held = {name: vars(self).get(name) for name in (*PER_HEAD, "sinks", "used")}
-        some = copy.copy(self)
-        vars(some).update({name: x[part] for name, x in held.items() if x is not None}, heads=list(self.heads)[part])
-        some._rotated, some._shared = {name: x[part] for name, x in self._rotated.items()}, {}
-        return some
+        chosen = copy.copy(self)
+        vars(chosen).update({name: x[part] for name, x in held.items() if x is not None}, heads=list(self.heads)[part])
+        chosen._rotated, chosen._shared = {name: x[part] for name, x in self._rotated.items()}, {}
+        return chosen
 
     def of_rows(self, start: int, stop: int) -> "LayerCapture":
         """Return q of the queries start .. stop - 1 and k of the keys that the last of them may see, as a step with a

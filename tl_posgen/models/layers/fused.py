@@ -46,7 +46,7 @@ class Mask:
 
     def __getitem__(self, index: Any) -> "Mask":
         """Return the mask itself: Gemma 4 takes the last rows of a mask, all of them where all logits are wanted."""
-        if any(one not in (slice(None), slice(0, None)) for one in index):
+        if any(axis_index not in (slice(None), slice(0, None)) for axis_index in index):
             raise IndexError("a part of a mask is not streamed")
         return self
 
@@ -226,8 +226,8 @@ def as_mask(mask: Any, q: Tensor, k: Tensor) -> Mask:
         return Mask.of_window(n, before=n_keys - n, device=q.device)
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     padding = None if n < n_keys else seen[:, 0, :, :n].any(1).expand(len(q), -1)  # what no query sees is none of text
-    whole = padding is None or bool(padding.all())
-    return Mask(lambda start, stop: seen[:, :, start:stop, :n_keys], padding=None if whole else padding)
+    unpadded = padding is None or bool(padding.all())
+    return Mask(lambda start, stop: seen[:, :, start:stop, :n_keys], padding=None if unpadded else padding)
 
 
 def finish_of(geometry: LayerGeometry) -> Finish | None:

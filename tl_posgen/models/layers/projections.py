@@ -116,8 +116,8 @@ def prove_projections(
 ) -> None:
     """max |recomputed - captured| <= allowed max |captured| for queries and keys of `heads`, or
     UnsupportedModelError."""
-    for name, made, actual in (("q", projections.queries, q), ("k", projections.keys, k)):
-        off, largest = float((made(inputs)[list(heads)] - actual).abs().max()), float(actual.abs().max())
+    for name, project, actual in (("q", projections.queries, q), ("k", projections.keys, k)):
+        off, largest = float((project(inputs)[list(heads)] - actual).abs().max()), float(actual.abs().max())
         if not off <= allowed * largest:  # also when it is not a number
             raise UnsupportedModelError(
                 f"layer {projections.layer}: its {name} differs by {off:.1e}, its largest entry being {largest:.1e}, "

@@ -48,18 +48,20 @@ class Checkpoints:
         if len(set(self.names)) < len(self.names):
             raise InputError(f"checkpoints: two have one name: {', '.join(self.names)}")
         self.steps = steps_of(self.names)
-        last = Path(checkpoints[-1]).resolve().parent
-        self.label = model or (last.parent.name if last.name == "checkpoints" else last.name)
+        directory = Path(checkpoints[-1]).resolve().parent
+        self.label = model or (directory.parent.name if directory.name == "checkpoints" else directory.name)
         if model is not None:
-            how = (backend, dtype, device)
-            self.models = [Pretrained(model, *how, str(one), tokenizer) for one in checkpoints]
+            options = (backend, dtype, device)
+            self.models = [Pretrained(model, *options, str(checkpoint), tokenizer) for checkpoint in checkpoints]
             return
-        for one in checkpoints:
-            if not any(Path(one).expanduser().glob("*.safetensors")):
+        for checkpoint in checkpoints:
+            if not any(Path(checkpoint).expanduser().glob("*.safetensors")):
                 remedy = "give directories that save_pretrained wrote (safetensors)"
-                raise InputError(f"{one}: not a checkpoint; {remedy}")
+                raise InputError(f"{checkpoint}: not a checkpoint; {remedy}")
         tokenizer = checkpoints[-1] if tokenizer is None else tokenizer
-        self.models = [Pretrained(one, backend, dtype, device, tokenizer=tokenizer) for one in checkpoints]
+        self.models = [
+            Pretrained(checkpoint, backend, dtype, device, tokenizer=tokenizer) for checkpoint in checkpoints
+        ]
 
 
 def steps_of(names: Sequence[str]) -> np.ndarray:
@@ -67,7 +69,7 @@ def steps_of(names: Sequence[str]) -> np.ndarray:
     numbers = [re.findall(r"\d+", name) for name in names]
     if not all(numbers):
         return np.arange(len(names))
-    steps = np.array([int(found[-1]) for found in numbers])
+    steps = np.array([int(numerals[-1]) for numerals in numbers])
     if len(steps) > 1 and (np.diff(steps) < 0).all():
         raise InputError(f"checkpoints: steps fall, {', '.join(names)}; give them in order of training")
     return steps if (np.diff(steps) > 0).all() else np.arange(len(names))

@@ -86,8 +86,8 @@ def load_model(
         True
     """
     where = {"revision": revision, "tokenizer": tokenizer, "device_map": device_map}
-    more: Any = {**where, "trust_remote_code": trust_remote_code, "name": name}
-    return Pretrained(name_or_directory, backend, dtype, device, **more).load()
+    options: Any = {**where, "trust_remote_code": trust_remote_code, "name": name}
+    return Pretrained(name_or_directory, backend, dtype, device, **options).load()
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ class Pretrained:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name_or_directory, str | os.PathLike):
-            given = textwrap.shorten(repr(self.name_or_directory), 60, placeholder=" ...")
+            shortened = textwrap.shorten(repr(self.name_or_directory), 60, placeholder=" ...")
             raise InputError(
-                f"{given}: give the name or directory of a model; a TransformerLens model needs no loading, and one of "
-                "transformers is saved with save_pretrained first"
+                f"{shortened}: give the name or directory of a model; a TransformerLens model needs no loading, and "
+                "one of transformers is saved with save_pretrained first"
             )
         if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")
-        known = self.dtype if isinstance(self.dtype, str) else str(self.dtype).removeprefix("torch.")
-        if not isinstance(self.dtype, str | torch.dtype) or known not in DTYPES:
+        dtype_name = self.dtype if isinstance(self.dtype, str) else str(self.dtype).removeprefix("torch.")
+        if not isinstance(self.dtype, str | torch.dtype) or dtype_name not in DTYPES:
             raise InputError(f"dtype={self.dtype!r}: give a floating-point one: {', '.join(DTYPES)}")
         if not isinstance(self.tokenizer, str | os.PathLike | None):
             raise InputError(f"tokenizer={self.tokenizer!r}: give a directory that holds one")
@@ -142,7 +142,7 @@ class Pretrained:
             raise InputError("device_map: only a TransformerBridge can be spread over devices; give backend='bridge'")
         if not isinstance(spread, Mapping) and spread not in maps:
             raise InputError(f"device_map={spread!r}: give {', '.join(maps)}, or a mapping of module to device")
-        for place in {str(one): one for one in spread.values()}.values() if isinstance(spread, Mapping) else ():
+        for place in {str(value): value for value in spread.values()}.values() if isinstance(spread, Mapping) else ():
             if place == "disk":
                 raise InputError("device_map: weights on disk cannot be analysed; give devices that hold them")
             _usable(place if isinstance(place, str) else f"cuda:{place}")
@@ -163,32 +163,32 @@ class Pretrained:
         spread, backend = self.device_map, self.backend
         place, of_tokenizer, commit = find_files(name, self.revision, self.tokenizer)
         chosen: Any = getattr(torch, self.dtype, "auto") if isinstance(self.dtype, str) else self.dtype
-        quantised, said = None, ""
+        quantised, stored_as = None, ""
         with silenced(), read_once(place) as gguf:
             config = read_config(place, trust)
             tokenizer = load_tokenizer(of_tokenizer, trust)
             if gguf is None:
-                held = plan(place, config, chosen, trust)
+                planned_dtype = plan(place, config, chosen, trust)
             else:
-                held, quantised = torch.float32 if chosen == "auto" else chosen, quantisation_of(gguf)
-                require_memory(place, sum(int(tensor.n_elements) for tensor in gguf.tensors), held)
+                planned_dtype, quantised = torch.float32 if chosen == "auto" else chosen, quantisation_of(gguf)
+                require_memory(place, sum(int(tensor.n_elements) for tensor in gguf.tensors), planned_dtype)
                 require_layers(place, gguf, config)
-            dtype, half = held, held.itemsize < torch.float32.itemsize
-            if chosen == "auto" and held == torch.float16 and torch.device(device).type == "cpu":
+            dtype, half = planned_dtype, planned_dtype.itemsize < torch.float32.itemsize
+            if chosen == "auto" and planned_dtype == torch.float16 and torch.device(device).type == "cpu":
                 dtype = torch.float32  # 10 to 100 times faster than float16 there
             elif chosen == "auto" and half and (precise or place == MINI):
                 dtype = torch.float32
-                said = "" if place == MINI else str(held).removeprefix("torch.")
-            more: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust}
+                stored_as = "" if place == MINI else str(planned_dtype).removeprefix("torch.")
+            options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust}
             if spread is not None:
-                more["device_map"], backend = spread, "bridge"
-            model = build(partial(load_hf_model, place, config, **more), tokenizer, name, device, backend)
-        if said:
-            tqdm.write(f"{name} is loaded in float32, as {said} has too few digits here; give a dtype to choose")
+                options["device_map"], backend = spread, "bridge"
+            model = build(partial(load_hf_model, place, config, **options), tokenizer, name, device, backend)
+        if stored_as:
+            tqdm.write(f"{name} is loaded in float32, as {stored_as} has too few digits here; give a dtype to choose")
         session = session_of(model)
         where = {"revision": commit, "directory": place, "tokenizer": of_tokenizer, "config": config}
-        how = {"trust_remote_code": trust, "dequantised_from": quantised, "called": self.name}
-        session.remember_origin(Origin(name, session.backend.name, **where, **how))
+        details = {"trust_remote_code": trust, "dequantised_from": quantised, "called": self.name}
+        session.remember_origin(Origin(name, session.backend.name, **where, **details))
         if reason := session.difference():
             raise UnsupportedModelError(f"{name}: {reason}")
         return lay_by_rows(model) if by_rows else model
@@ -230,16 +230,16 @@ def without_context_limit(model: Model | Session) -> Model:
     if backend is None:
         return session.model
     trust, name = origin.trust_remote_code, origin.directory or origin.name
-    how: dict[str, Any] = {"trust_remote_code": trust, "name": origin.called}
-    other = load_model(name, backend, session.dtype, str(session.device), **how)
+    options: dict[str, Any] = {"trust_remote_code": trust, "name": origin.called}
+    reloaded = load_model(name, backend, session.dtype, str(session.device), **options)
     tokens = session.backend.some_tokens()
     with torch.no_grad():
-        if how_they_differ(centred(other(tokens)), centred(session.model(tokens)), session.dtype):
+        if how_they_differ(centred(reloaded(tokens)), centred(session.model(tokens)), session.dtype):
             raise ModelError(
                 f"{origin.name}: this object takes no prompts beyond {session.limit.tokens} tokens, and what it was "
                 f"loaded from has other weights by now; hand over a {backend} of your own"
             )
-    return other
+    return reloaded
 
 
 def _usable(device: str | None) -> str:
@@ -249,9 +249,9 @@ def _usable(device: str | None) -> str:
     try:
         torch.zeros(1, device=device).item()
     except Exception as error:  # torch has several kinds for one mistake, and lists its backends in some
-        here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        here = " or ".join(map(repr, [*here, *(["mps"] if torch.backends.mps.is_available() else [])]))
+        devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        devices = " or ".join(map(repr, [*devices, *(["mps"] if torch.backends.mps.is_available() else [])]))
         reason = first_line(error).split(". ")[0]
         reason = "torch knows no device of that name" if "device string" in reason.lower() else reason
-        raise InputError(f"device {device!r} cannot be used ({reason}); give {here}, or leave it out") from error
+        raise InputError(f"device {device!r} cannot be used ({reason}); give {devices}, or leave it out") from error
     return device

@@ -84,11 +84,11 @@ def _reorder(weight: Tensor, order: Integer[Tensor, " entry"], *, undo: bool) ->
     reused = not undo and flat.element_size() <= order.element_size()
     shuffled = order.view(flat.dtype)[:n] if reused else torch.empty_like(flat)
     for start, stop in row_ranges(n, 1, elements_at_once(flat.device, _AT_ONCE)):
-        some = order[start:stop]
+        indices = order[start:stop]
         if undo:
-            shuffled[some] = flat[start:stop]
+            shuffled[indices] = flat[start:stop]
         else:
-            shuffled[start:stop] = flat.index_select(0, some)
+            shuffled[start:stop] = flat.index_select(0, indices)
     weight.copy_(shuffled.view_as(weight))
     if n > 2**20:
         del order, flat, shuffled

@@ -75,19 +75,19 @@ def streaming(model: Model | Session) -> Iterator[None]:
         True
     """
     session = session_of(model)
-    known = session.streamed
-    if known.by is not None:
+    streamed = session.streamed
+    if streamed.by is not None:
         yield
         return
-    if found := [name for name in _OTHER_STEPS if getattr(session.model.cfg, name, False)]:
-        raise UnsupportedModelError(f"attention cannot be streamed: cfg.{found[0]} is set; unset it")
+    if settings := [name for name in _OTHER_STEPS if getattr(session.model.cfg, name, False)]:
+        raise UnsupportedModelError(f"attention cannot be streamed: cfg.{settings[0]} is set; unset it")
     stream = _Stream(session)
     if not stream.geometries:
         session.layer(0)  # says why
-    if known.refusal is None:
-        known.refusal = _difference(session, stream)
-    if known.refusal:
-        raise UnsupportedModelError(known.refusal)
+    if streamed.refusal is None:
+        streamed.refusal = _difference(session, stream)
+    if streamed.refusal:
+        raise UnsupportedModelError(streamed.refusal)
     with stream.at_work():
         yield
 
@@ -135,7 +135,9 @@ class _Stream:
 
     def __init__(self, session: Session):
         self.session = session
-        self.geometries = {layer: one.geometry for layer, one in enumerate(session.layers()) if isinstance(one, Probed)}
+        self.geometries = {
+            layer: probed.geometry for layer, probed in enumerate(session.layers()) if isinstance(probed, Probed)
+        }
         self.listeners: list[Callable[[int, LayerAttention], None]] = []
         self.row_edits: defaultdict[int, dict[Any, None]] = defaultdict(dict)
         self.replaced = ExitStack()
@@ -199,14 +201,14 @@ class _Stream:
         if formed:
             done = LayerAttention(q, k, v, mask=mask, sinks=sinks, **formed)
         else:
-            parts = [(edit.parts["q"], edit.parts["k"]) for edit in edits]  # before RoPE
+            queries_and_keys = [(edit.parts["q"], edit.parts["k"]) for edit in edits]  # before RoPE
             of_rows = [edit.of_rows(mask, q.shape[2], k.shape[2]) for edit in edits]
             frozen = next(iter(edits)).frozen(mask) if len(edits) == 1 and q.shape[2] == k.shape[2] else None
             if frozen is None:
                 z = attend(q, k, v, by, mask, finish=finish, sinks=sinks, edits=of_rows)
             else:
                 of_rows[0].prove_last_row(partial(score_rows, q, k, by, mask, finish))
-                beyond = frozen.beyond(geometry, *parts[0])
+                beyond = frozen.beyond(geometry, *queries_and_keys[0])
                 z = attend(q, k, v, by, frozen.mask(mask), finish=finish, sinks=sinks, beyond=beyond)
             done = LayerAttention(q, k, v, z, mask, sinks)
             if geometry is not None and not edits:
@@ -233,21 +235,21 @@ def prove_rows(geometry: LayerGeometry, done: LayerAttention) -> None:
     eps = rounding_unit(done.q.dtype, done.q.device)
     for prompt in range(len(done.q)):
         text = None if done.mask.padding is None else done.mask.padding[prompt].to(rows.device)
-        own = rows if text is None else torch.arange(n, device=rows.device)[text][-1:]
-        q = done.q[prompt][:, own].float()
+        checked = rows if text is None else torch.arange(n, device=rows.device)[text][-1:]
+        q = done.q[prompt][:, checked].float()
         k, v = (x[prompt].float().repeat_interleave(group, 0) for x in (done.k, done.v))
-        scores = scores_from(q, k, geometry, range(len(q)), own)
+        scores = scores_from(q, k, geometry, range(len(q)), checked)
         if text is not None:
             scores = scores.masked_fill(~text, -torch.inf)
         expected = masked_softmax(scores, None, done.sinks) @ v
-        off = (done.z[prompt][:, own].float() - expected).abs().amax(-1)
+        off = (done.z[prompt][:, checked].float() - expected).abs().amax(-1)
         slack = 2 * allowed_error(q, k, geometry, done.q.dtype).amax(-1) + 2 * UNITS * eps
         wrong = ~(off <= slack * v.abs().amax((1, 2))[:, None])  # also when it is not a number
         if wrong.any():
             head, row = wrong.nonzero()[0].tolist()
             raise UnsupportedModelError(
-                f"{head_name(geometry.layer, head)}, query {int(own[row])} of {n}: its output is not what its scores "
-                f"and values give: off by {float(off[head, row]):.2g}, the largest being "
+                f"{head_name(geometry.layer, head)}, query {int(checked[row])} of {n}: its output is not what its "
+                f"scores and values give: off by {float(off[head, row]):.2g}, the largest being "
                 f"{float(expected[head, row].abs().max()):.2g}. Likely cause: a geometry that changes at some length "
                 f"below {n} tokens (windows, scaled queries), or attention that changed after the model was probed; "
                 "tl_posgen.check(model) probes it again, and where streaming=False is possible, the pass's own scores "
@@ -262,7 +264,7 @@ def _difference(session: Session, stream: _Stream) -> str:
     """
     model = session.backend.model
     tokens = session.backend.some_tokens()
-    counts = {n for one in stream.geometries.values() for n in (one.n_heads, one.n_key_value_heads)}
+    counts = {n for geometry in stream.geometries.values() for n in (geometry.n_heads, geometry.n_key_value_heads)}
     if tokens.shape[1] in counts:  # see `fire_normed`
         tokens = tokens[:, 1:]
     options, seen = session.backend.options(tokens), set[int]()
@@ -276,7 +278,7 @@ def _difference(session: Session, stream: _Stream) -> str:
             return f"attention of this model cannot be streamed: {first_line(error)}"
         finally:
             stream.listeners.clear()
-    if left := sorted(set(stream.geometries) - seen):
-        return f"layer {left[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
+    if unseen := sorted(set(stream.geometries) - seen):
+        return f"layer {unseen[0]}: its architecture computes attention in a way of its own, which cannot be streamed"
     differ = how_they_differ(actual, expected, session.dtype)
     return differ and f"attention of this model cannot be streamed: logits {differ}"

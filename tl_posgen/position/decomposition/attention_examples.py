@@ -42,8 +42,8 @@ def _draw_patterns(result: Any) -> go.Figure:
     panels = Panels([f"{head} · {name}" for head in heads for name in _MAPS], columns=len(_MAPS), row_height=280)
     attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
     for number, (example, kind) in enumerate(product(range(len(heads)), range(len(_MAPS)))):
-        shown = xr.DataArray(_maps_of(result.trained, example)[kind], dims=("query", "key"))
-        panels.add(number, token_map(shown, **(difference if kind == 2 else attention)))
+        example_map = xr.DataArray(_maps_of(result.trained, example)[kind], dims=("query", "key"))
+        panels.add(number, token_map(example_map, **(difference if kind == 2 else attention)))
     panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
     subtitle = "attention of the scores, of the three-axis fit, their difference; first prompt; no random init"
     return panels.titled(f"True and fitted attention · {model_label(result.trained)}", subtitle)
@@ -117,26 +117,26 @@ class AttentionExamples(Measure):
         fit, place = layer.shared(fit_capture)[0], layer.positions[:CROP]
         true = double(layer.scores(len(place))).softmax(-1)
         fitted = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
-        both, r = torch.stack([true, fitted], 1).float(), fit.r_within_rows
+        patterns, r = torch.stack([true, fitted], 1).float(), fit.r_within_rows
         heads = torch.arange(len(r), device=r.device)
         if len(r) > MOST_CHOSEN:  # at either end there can be no other of this layer
-            highest, lowest = (r.nan_to_num(other).argsort(descending=True, stable=True) for other in (-2, 2))
+            highest, lowest = (r.nan_to_num(fill).argsort(descending=True, stable=True) for fill in (-2, 2))
             heads = torch.cat([highest[: self.examples], lowest[-self.examples :]])
-        few = both[..., :_TOKENS_OF_EVERY_HEAD, :_TOKENS_OF_EVERY_HEAD].clone()
-        return {"examples": OfFirstPrompt({"r": r, "heads": heads, "pattern": both[heads], "of_every_head": few})}
+        few = patterns[..., :_TOKENS_OF_EVERY_HEAD, :_TOKENS_OF_EVERY_HEAD].clone()
+        return {"examples": OfFirstPrompt({"r": r, "heads": heads, "pattern": patterns[heads], "of_every_head": few})}
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         r, maps, every = dict[tuple[int, int], float](), dict[tuple[int, int], Any](), dict[str, np.ndarray]()
         for layer, first in sums.by_layer("examples").items():
-            found = first.value
+            values = first.value
             places = [(layer, head) for head in sums.layers[layer][1]]
-            r |= zip(places, found["r"].tolist(), strict=True)
-            maps |= {places[n]: one.numpy() for n, one in zip(found["heads"], found["pattern"], strict=True)}
-            every |= zip((head_name(*place) for place in places), found["of_every_head"].numpy(), strict=True)
+            r |= zip(places, values["r"].tolist(), strict=True)
+            maps |= {places[n]: pattern.numpy() for n, pattern in zip(values["heads"], values["pattern"], strict=True)}
+            every |= zip((head_name(*place) for place in places), values["of_every_head"].numpy(), strict=True)
         chosen = any(len(heads) < geometry.n_heads for geometry, heads in sums.layers.values())
         picks = pick_heads(pd.Series(r), self.examples, _WHY, chosen=chosen)
-        shown = {(layer, head) for layer, head, _ in picks}
-        of_heads = {at: {"pattern": maps[at], "r_within_rows": r[at]} for at in shown}
+        picked = {(layer, head) for layer, head, _ in picks}
+        of_heads = {at: {"pattern": maps[at], "r_within_rows": r[at]} for at in picked}
         data = examples_of(self, picks, of_heads, min(CROP, sums.lengths[0]))
         n_tokens = int((_VALUES_OF_EVERY_HEAD / max(len(r), 1)) ** 0.5)  # fewer of many heads
         few = np.stack(list(every.values()), 1)[..., :n_tokens, :n_tokens]

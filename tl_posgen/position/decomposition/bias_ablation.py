@@ -25,13 +25,13 @@ _SIDES = {"no_biases": "qk", "no_q_bias": "q", "no_k_bias": "k"}
 
 def _parts_of_scores(sums: Sums, n: int) -> xr.Dataset:
     """Return position, content and interaction of what softmax sees [layer, head], over n distances."""
-    found = {}
+    layer_parts = {}
     for layer, (geometry, heads) in sums.layers.items():
         moments = sums.by_layer("moments")[layer]
         seen = shares_of(moments, geometry, heads, n, "uniform").within_rows
         varies = 1.0 if moments.q.n > 1 and geometry.window != 1 else torch.nan  # else a token sees itself alone
-        found[layer] = {part: varies * seen.share(*components) for part, components in PARTS.items()}
-    return sums.variables_of(found)
+        layer_parts[layer] = {part: varies * seen.share(*components) for part, components in PARTS.items()}
+    return sums.variables_of(layer_parts)
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class BiasAblation(Interventions):
         return {"loss": loss, **{str(part): array for part, array in parts.items()}}
 
     def findings(self, numbers: Numbers) -> list[str]:
-        others = "; ".join(f"{in_words(name, self.words)} {numbers('position', condition=name):.0%}" for name in _SIDES)
+        shares = "; ".join(f"{in_words(name, self.words)} {numbers('position', condition=name):.0%}" for name in _SIDES)
         return [
             *super().findings(numbers),
-            f"Position is {numbers('position'):.0%} of the score variance that softmax sees; with {others}.",
+            f"Position is {numbers('position'):.0%} of the score variance that softmax sees; with {shares}.",
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:

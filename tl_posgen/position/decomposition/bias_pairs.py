@@ -129,7 +129,7 @@ class BiasPairs(Measure):
         return dict(zip(TOKENS, layer.shared(triple_moments_of), strict=True)) | {"biases": OfFirstPrompt(biases)}
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        n, found = self.n_distances or max(sums.lengths.values()), {}
+        n, layer_shares = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, _) in sums.layers.items():
             (bias_q, bias_k), values = sums.by_layer("biases")[layer].value, []
             reach, rope, scale = min(n, geometry.window or n), geometry.rope, geometry.scale
@@ -138,8 +138,8 @@ class BiasPairs(Measure):
                 shares = vars(bias_pair_shares(moments, bias_q, bias_k, rope, scale, reach, weights=self.weights))
                 varies = moments.q.n > 1 and geometry.window != 1  # else a token sees itself alone, or nothing varies
                 values.append({name: x if varies else torch.full_like(x, torch.nan) for name, x in shares.items()})
-            found[layer] = values[0], values[1]
-        data = sums.variables_of(found)
+            layer_shares[layer] = values[0], values[1]
+        data = sums.variables_of(layer_shares)
         return data.assign(of_biases=data["share"].sel(pair=ALONE, part="position", drop=True))
 
     def position(self, numbers: Numbers) -> Number:
@@ -153,11 +153,11 @@ class BiasPairs(Measure):
         return numbers.number(alone.sel(part="position", drop=True) / alone.sum("part", skipna=False), (0, 1))
 
     def findings(self, numbers: Numbers) -> list[str]:
-        parts = ", ".join(f"{WORDS[pair]} {numbers('share', pair=pair):.1%}" for pair in PAIRS)
-        most, whole = numbers.extreme("of_biases"), self.position(numbers)
+        shares = ", ".join(f"{WORDS[pair]} {numbers('share', pair=pair):.1%}" for pair in PAIRS)
+        most, total = numbers.extreme("of_biases"), self.position(numbers)
         return [
-            f"Position is {whole:.1%} of the score variance that softmax sees, mean over heads, first token left out: "
-            f"{parts}. Most by biases alone: {most:.1%}.",
+            f"Position is {total:.1%} of the score variance that softmax sees, mean over heads, first token left out: "
+            f"{shares}. Most by biases alone: {most:.1%}.",
             "Without the biases of queries and keys, in each layer alone, it would be "
             f"{self._position_without(numbers):.1%} of what softmax then sees.",
         ]

@@ -74,7 +74,7 @@ class MeanKey(Measure):
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "MeanKey":
         if self.d0 is not None:
             return self
-        windows = [one.geometry.window for one in session.layers() if isinstance(one, Probed)]
+        windows = [layer.geometry.window for layer in session.layers() if isinstance(layer, Probed)]
         reach = min(max(map(len, tokens)), *(window for window in windows if window), math.inf)
         return replace(self, d0=int(reach) - 1)
 
@@ -93,9 +93,11 @@ class MeanKey(Measure):
             scores=layer.shared(pair_moments_of) if geometry.bilinear else None,
         )
 
-    def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    def of_layers(self, layer_values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         names = "r", "r_within_rows"
-        return of_all_layers(self, found, lambda products: dict(zip(names, products.correlation().mT, strict=True)))
+        return of_all_layers(
+            self, layer_values, lambda products: dict(zip(names, products.correlation().mT, strict=True))
+        )
 
     def findings(self, numbers: Numbers) -> list[str]:
         return [

@@ -82,15 +82,16 @@ class Residual(Measure):
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         _require_length(layer.length)
-        fit, found = layer.shared(fit_capture)[0], []
-        for heads in (slice(*some) for some in row_ranges(len(layer.heads), layer.length**2, ENTRIES)):
+        fit, values = layer.shared(fit_capture)[0], []
+        for heads in (slice(*span) for span in row_ranges(len(layer.heads), layer.length**2, ENTRIES)):
             part = layer.of_heads(heads)
-            both = residual_sums(part.score_rows, fit.of_heads(heads), crop=CROP)
-            found.append([_values_of(sums, part) for sums in both])
-        of_all, rest = (
-            {name: torch.cat([one[name] for one in some]) for name in some[0]} for some in zip(*found, strict=True)
+            residuals = residual_sums(part.score_rows, fit.of_heads(heads), crop=CROP)
+            values.append([_values_of(sums, part) for sums in residuals])
+        of_all, without_first = (
+            {name: torch.cat([group[name] for group in groups]) for name in groups[0]}
+            for groups in zip(*values, strict=True)
         )
-        return of_all, rest
+        return of_all, without_first
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         energy, within, n = (sums.sum(name, _DIMS) for name in ("energy", "within", "n"))
@@ -103,25 +104,25 @@ class Residual(Measure):
             for layer, (geometry, _) in sums.layers.items()
             if any(CausalPairs(m, geometry.window, False).saturated for m in set(sums.lengths.values()))
         ]
-        known, has_shape, asked = (one.sel(WITHOUT_FIRST).notnull() for one in (share, top, n))
+        defined, has_top, has_n = (array.sel(WITHOUT_FIRST).notnull() for array in (share, top, n))
         saturated = share["layer"].isin(fitted)
         why = {
-            "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & ~known & asked,
-            "scores are constant within rows": ~saturated & ~known & asked,
-            "the fit leaves no more than float32 rounds": ~has_shape & known,
+            "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & ~defined & has_n,
+            "scores are constant within rows": ~saturated & ~defined & has_n,
+            "the fit leaves no more than float32 rounds": ~has_top & defined,
         }
-        told = [f"in {counted(int(heads.sum()), 'head')} {words}" for words, heads in why.items() if heads.any()]
-        return data.assign_attrs(not_defined="; ".join(told))
+        reasons = [f"in {counted(int(heads.sum()), 'head')} {reason}" for reason, heads in why.items() if heads.any()]
+        return data.assign_attrs(not_defined="; ".join(reasons))
 
     def findings(self, numbers: Numbers) -> list[str]:
         most, least = (numbers.extreme("share", top, **WITHOUT_FIRST) for top in (True, False))
-        found = [
+        sentences = [
             f"Position + query + key leave {numbers('share'):.0%} of the score variance within rows, without the first "
             f"token {numbers('share', **WITHOUT_FIRST):.0%}, of which one singular direction holds "
             f"{numbers('top_share', **WITHOUT_FIRST):.0%}. "
             f"Most: {most:.3f}; least: {least:.3f}."
         ]
-        return found + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])
+        return sentences + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])
 
 
 def _values_of(sums: ResidualSums, capture: LayerCapture) -> dict[str, Float[Tensor, " head"]]:

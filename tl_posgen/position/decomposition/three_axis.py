@@ -28,7 +28,7 @@ from tl_posgen.report.kinds import lines
 
 Weights = Sequence[int | float] | Literal["attention"]
 _ALIKE = "all pairs weighted alike"
-_BOTH = ("tokens", *HEAD)
+_DIMS = ("tokens", *HEAD)
 _MEAN = "mean over prompts; level and slope by the gauge"
 _WITHIN = "the mean of each row removed from W and from the fit: all that softmax sees"
 _NOISE = "reached by chance by iid Gaussian scores on these pairs; weighted by attention, by the scores shuffled"
@@ -53,31 +53,33 @@ def fit_capture(
     same scores shuffled over the head's pairs, under the attention that they then make: weights that follow the scores
     let a fit of anything look good.
     """
-    how = {"ridge": ridge, "gauge": gauge}
+    options = {"ridge": ridge, "gauge": gauge}
     if not isinstance(weights, str):
-        return fits_of(layer.shared(pair_moments_of) if weights is None else pair_moments_of(layer, weights), **how)
+        return fits_of(layer.shared(pair_moments_of) if weights is None else pair_moments_of(layer, weights), **options)
     refuse_long(layer.length)
     scores = double(layer.scores())
 
     def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
         pairs = CausalPairs(layer.length, layer.geometry.window, first_token)
-        return fit_pair_weights(scores, scores.softmax(-1), pairs, **how)
+        return fit_pair_weights(scores, scores.softmax(-1), pairs, **options)
 
     full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
     return full, fit(scores, False) if layer.length > 1 else None
 
 
-def fits_of(moments: PairMoments, **how: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
+def fits_of(moments: PairMoments, **options: Any) -> tuple[ThreeAxisFit, ThreeAxisFit | None]:
     """Return the fits of these scores with and without the first token; None where nothing would be left."""
     without = moments.without_first_token
-    return fit_three_axis(moments, **how), None if without is None else fit_three_axis(without, **how)
+    return fit_three_axis(moments, **options), None if without is None else fit_three_axis(without, **options)
 
 
-def _values_of(full: ThreeAxisFit, rest: ThreeAxisFit | None) -> dict[str, Tensor]:
+def _values_of(full: ThreeAxisFit, later: ThreeAxisFit | None) -> dict[str, Tensor]:
     """Return the variables of fits with and without the first token, NaN where nothing is left without it."""
-    own = torch.stack([full.r, full.r_within_rows, full.std_within_rows])
-    others = own * torch.nan if rest is None else torch.stack([rest.r, rest.r_within_rows, rest.std_within_rows])
-    r, within, std = torch.stack([own, others], 1)
+    values = torch.stack([full.r, full.r_within_rows, full.std_within_rows])
+    later_values = (
+        values * torch.nan if later is None else torch.stack([later.r, later.r_within_rows, later.std_within_rows])
+    )
+    r, within, std = torch.stack([values, later_values], 1)
     return {"r": r, "r_within_rows": within, "std": std, "a": full.a, "b": full.b, "c": full.c, "iid_r": full.iid_r}
 
 
@@ -94,10 +96,10 @@ def shuffled(scores: Float[Tensor, "head query key"]) -> Float[Tensor, "head que
 def pair_moments_of(layer: LayerCapture, weights: Sequence[int | float] = (1.0,)) -> PairMoments:
     """Return the pair moments of a layer: from q and k where the score is bilinear in them, else from the scores."""
     geometry = layer.geometry
-    how: dict[str, Any] = {"window": geometry.window, "distance_weights": weights}
+    options: dict[str, Any] = {"window": geometry.window, "distance_weights": weights}
     if layer.bilinear:
-        return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, finite=layer.finite, **how)
-    return pair_moments_from_rows(layer.score_rows, layer.length, **how)
+        return pair_moments(layer.rotated_q, layer.rotated_k, geometry.scale, finite=layer.finite, **options)
+    return pair_moments_from_rows(layer.score_rows, layer.length, **options)
 
 
 def weighting(weights: Weights | None) -> str:
@@ -107,16 +109,16 @@ def weighting(weights: Weights | None) -> str:
     if isinstance(weights, str):
         return f"pairs weighted by {weights}"
     *near, far = (f"{weight:.3g}".removeprefix("0") for weight in weights)
-    shown = near if len(near) <= 8 else [*near[:7], "..."]
-    return f"pairs weighted by distance: {', '.join(shown)}, then {far}"
+    listed = near if len(near) <= 8 else [*near[:7], "..."]
+    return f"pairs weighted by distance: {', '.join(listed)}, then {far}"
 
 
 def _draw_curves(result: Any) -> go.Figure:
     """Draw a(i - j) of every head, a panel a layer."""
     gauge = f"gauge: {_GAUGES[result.measure.gauge]}. Curvature is identified; level and slope are not"
-    words = f"{result.trained.attrs['weighting']}; {gauge}"
-    how: dict[str, Any] = {"y_title": "a", "log_x": True, "share": 1.0}
-    return layer_curves(result, "a", "distance", title="Score by distance, a(i-j)", subtitle=words, **how)
+    subtitle = f"{result.trained.attrs['weighting']}; {gauge}"
+    options: dict[str, Any] = {"y_title": "a", "log_x": True, "share": 1.0}
+    return layer_curves(result, "a", "distance", title="Score by distance, a(i-j)", subtitle=subtitle, **options)
 
 
 @dataclass(frozen=True)
@@ -158,15 +160,15 @@ class ThreeAxis(Measure):
         "r": Variable.correlation(
             "r of position + query + key",
             "Pearson's r of W and the fit",
-            _BOTH,
+            _DIMS,
             "three_axis_r",
             "three curves",
             judged=True,
         ),
         "r_within_rows": Variable.correlation(
-            "r within rows", _WITHIN, _BOTH, "three_axis_r_within_rows", "in rows", judged=True
+            "r within rows", _WITHIN, _DIMS, "three_axis_r_within_rows", "in rows", judged=True
         ),
-        "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", _BOTH, interval=True),
+        "std": Variable("std within rows", "logits", "of W: the size of what softmax sees", _DIMS, interval=True),
         "iid_r": Variable("r of noise", "", _NOISE, HEAD),
         "a": Variable("score by distance", "logits", _MEAN, (*HEAD, "distance")),
         "b": Variable("score by query position", "logits", _MEAN, (*HEAD, "query")),
@@ -189,22 +191,22 @@ class ThreeAxis(Measure):
             return fit_capture(layer, **asdict(self))
         return layer.shared(pair_moments_of) if self.weights is None else pair_moments_of(layer, self.weights)
 
-    def of_layers(self, found: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    def of_layers(self, layer_values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         if isinstance(self.weights, str):
             return [_values_of(*fits) for fits in found]
-        how = {"ridge": self.ridge, "gauge": self.gauge}
-        return of_all_layers(self, found, lambda moments: _values_of(*fits_of(moments, **how)))
+        options = {"ridge": self.ridge, "gauge": self.gauge}
+        return of_all_layers(self, layer_values, lambda moments: _values_of(*fits_of(moments, **options)))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))
         windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
-        narrow = [one for one in windows if CausalPairs(max(lengths), one).saturated]
+        narrow = [window for window in windows if CausalPairs(max(lengths), window).saturated]
         if short := [n for n in lengths if CausalPairs(n).saturated]:
             tokens = ", ".join(map(str, short))
             why = f"prompts of {tokens} tokens have as many parameters as pairs; give 4 tokens at least, better 100"
         elif narrow:
-            which = " or ".join(map(str, sorted(narrow)))
-            why = f"a window of {which} leaves no more pairs than the fit has parameters"
+            widths = " or ".join(map(str, sorted(narrow)))
+            why = f"a window of {widths} leaves no more pairs than the fit has parameters"
         elif data["r"].isnull().all():
             why = "the scores of every head are constant"
             if not np.isfinite(data["std"]).all():

@@ -61,8 +61,8 @@ def _draw_atlas(result: Any) -> go.Figure:
     for kind, (side, data, colour) in reversed([*zip(result.by_kind, drawn_models(result), strict=True)]):
         parts = xr.Dataset({part: at_usual_labels(result, data[part]) for part in PARTS})
         heads = parts.stack(unit=("layer", "head")).dropna("unit")
-        own = data is result.trained
-        if own:
+        is_trained = data is result.trained
+        if is_trained:
             bar = {"title": "layer", "thickness": 12, "x": 1.02, "len": 0.8, "y": 1, "yanchor": "top"}
             bar["tickvals"] = evenly(data["layer"].values.tolist())
             marker = {"color": heads["layer"].values, "size": 10, "colorscale": MARKS, "colorbar": bar}
@@ -70,7 +70,7 @@ def _draw_atlas(result: Any) -> go.Figure:
             marker = {"color": colour, "size": 8, "symbol": NULL_KINDS[kind].symbol, "line": {"width": 1.5}}
         corners = {corner: heads[part].values for corner, part in zip("abc", PARTS, strict=True)}
         points = {"text": head_names(heads["unit"].values), "mode": "markers", "marker": marker, "name": side}
-        points |= {"meta": "heads"} if own else {}  # a click on the page opens that head
+        points |= {"meta": "heads"} if is_trained else {}  # a click on the page opens that head
         figure.add_trace(go.Scatterternary(**corners, **points, hovertemplate=hover))
     axis = {"tickformat": ".0%", "min": 0.0, "gridcolor": "rgba(156,163,175,.35)", "linecolor": "#9ca3af"}
     inner = {"tickvals": [0.2, 0.4, 0.6, 0.8]}  # at a corner the numbers of two sides would meet
@@ -79,7 +79,9 @@ def _draw_atlas(result: Any) -> go.Figure:
         "content:<br>key alone<br>or with query",
         "interaction:<br>key with distance",
     )
-    axes = {f"{corner}axis": axis | inner | {"title": {"text": one}} for corner, one in zip("abc", titles, strict=True)}
+    axes = {
+        f"{corner}axis": axis | inner | {"title": {"text": title}} for corner, title in zip("abc", titles, strict=True)
+    }
     figure.update_layout(ternary={"sum": 1, **axes}, legend={"x": 0, "y": -0.17, "yanchor": "top", "orientation": "h"})
     subtitle = "one point a head; shares of the score variance that softmax can see, over all (query, key, distance)"
     return titled(figure, f"Head atlas · {model_label(result.trained)}", subtitle, height=640).update_layout(
@@ -92,14 +94,14 @@ def _draw_places(result: Any) -> go.Figure:
     bar a head, the random init below."""
     bars: dict[str, Any] = {"position": ("#3b6fb6", {"part": list(PARTS["position"])})}
     for part, dark, light in (("content", "#1f6b45", "#9fd3b8"), ("interaction", "#a8431a", "#eeb39d")):
-        for words, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
-            bars[f"{part}, key's {words}"] = colour, {"part": list(PARTS[part]), "place": places}
-    both, said = drawn_models(result), ""
-    panels = Panels([side for side, _, _ in both], columns=1, shared_xaxes=True)
-    for number, (_, data, _) in enumerate(both):
+        for aspect, colour, places in (("place", dark, BY_KEY["place"]), ("token", light, ["none", "query"])):
+            bars[f"{part}, key's {aspect}"] = colour, {"part": list(PARTS[part]), "place": places}
+    models, note = drawn_models(result), ""
+    panels = Panels([side for side, _, _ in models], columns=1, shared_xaxes=True)
+    for number, (_, data, _) in enumerate(models):
         heads = by_head(at_usual_labels(result, data["by_place"] / (1 - data["share"].sel(part="q"))))
         row = "layer" if "layer" in heads.dims else "head"
-        heads, said = heads.dropna(row, how="all"), said_of_rows(heads)
+        heads, note = heads.dropna(row, how="all"), said_of_rows(heads)
         for name, (colour, labels) in bars.items():
             shares = heads.sel(labels)
             y = shares.sum([dim for dim in shares.dims if dim != row]).values
@@ -109,7 +111,7 @@ def _draw_places(result: Any) -> go.Figure:
     panels.figure.update_layout(barmode="stack", bargap=0.15)
     panels.figure.update_yaxes(range=[0, 1], tickformat=".0%").update_xaxes(type="category")
     subtitle = "shares of the score variance that softmax can see; dark: where the key stands; light: what the key is"
-    return panels.titled(f"Where the key stands, per head · {model_label(result.trained)}", subtitle + said)
+    return panels.titled(f"Where the key stands, per head · {model_label(result.trained)}", subtitle + note)
 
 
 def _of_distance_and_key(numbers: Numbers) -> xr.DataArray:
@@ -258,7 +260,7 @@ class Variance(Measure):
                 f"variance: absolute=True compares prompts: {_FEWEST_PROMPTS} at least, not {len(tokens)}; give "
                 f"n_prompts={self.usual_prompts}"
             )
-        if self.absolute and len({len(one) for one in tokens}) > 1:
+        if self.absolute and len({len(prompt) for prompt in tokens}) > 1:
             raise InputError("variance: absolute=True compares prompts of one length; give length= to cut all alike")
         return self
 
@@ -266,24 +268,24 @@ class Variance(Measure):
         return {**WITHOUT_FIRST, "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
-        both = layer.shared(triple_moments_of)
-        found = {"first_token": layer.shared(first_token_attention)}
+        moments = layer.shared(triple_moments_of)
+        attention = {"first_token": layer.shared(first_token_attention)}
         places = {
-            f"places of {side}": PlaceSums(1, x.clone(), [getattr(one, side).about_mean for one in both])
+            f"places of {side}": PlaceSums(1, x.clone(), [getattr(triples, side).about_mean for triples in moments])
             for side, x in (("q", layer.q), ("k", layer.k))
             if self.absolute
         }
-        return dict(zip(TOKENS, both, strict=True)) | places | found
+        return dict(zip(TOKENS, moments, strict=True)) | places | attention
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        n, found = self.n_distances or max(sums.lengths.values()), {}
+        n, layer_values = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, heads) in sums.layers.items():
             values = []
             for first, tokens in enumerate(TOKENS):
                 moments = sums.by_layer(tokens)[layer]
                 shares = shares_of(moments, geometry, heads, n, self.weights)
                 visible = shares.within_rows
-                sizes = [visible.total, *(visible.total * visible.share(*parts) for parts in PARTS.values())]
+                sizes = [visible.total, *(visible.total * visible.share(*components) for components in PARTS.values())]
                 alone = torch.nan if geometry.window == 1 else 1.0  # where each token sees itself alone
                 of_tokens = {part: alone * visible.share(*components) for part, components in PARTS.items()}
                 of_tokens |= {"share": shares.shares, "additive_r": alone * visible.additive_r}
@@ -293,20 +295,20 @@ class Variance(Measure):
                 if self.absolute:
                     places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
                     shared = {side: of_side.shared(geometry.rope, first) for side, of_side in places.items()}
-                    how = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
-                    of_tokens["by_place"] = shares_by_place(shares, moments, shared, *how)
+                    arguments = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
+                    of_tokens["by_place"] = shares_by_place(shares, moments, shared, *arguments)
                 values.append(of_tokens)
             if sums.by_layer(TOKENS[1])[layer].q.n < 2:  # of one token nothing varies
-                values = [{name: torch.full_like(x, torch.nan) for name, x in one.items()} for one in values]
-            found[layer] = tuple(values)
-        data = sums.variables_of(found).assign(first_token=sums.mean("first_token"))
+                values = [{name: torch.full_like(x, torch.nan) for name, x in arrays.items()} for arrays in values]
+            layer_values[layer] = tuple(values)
+        data = sums.variables_of(layer_values).assign(first_token=sums.mean("first_token"))
         if self.absolute:  # shares of what softmax can see: those that take the key's place, and of places alone
             by_place = data["by_place"]
             visible = (1 - data["share"].sel(part="q", drop=True)).where(data["position"].notnull())
             by_key = by_place.sel(BY_KEY).sum(("part", "place"), skipna=False)
             alone: Any = sum(by_place.sel(part=part, place=at, drop=True) for part, at in PLACES_ALONE.items())
             data = data.assign(absolute=by_key / visible, places_alone=alone / visible)[list(self.variables)]
-        why, narrow = "", [str(layer) for layer, (one, _) in sorted(sums.layers.items()) if one.window == 1]
+        why, narrow = "", [str(layer) for layer, (geometry, _) in sorted(sums.layers.items()) if geometry.window == 1]
         if max(moments.q.n for moments in sums.by_layer(TOKENS[1]).values()) < 2:
             why = "one token besides the first says nothing of what varies; give longer prompts"
         elif narrow:
@@ -314,26 +316,26 @@ class Variance(Measure):
         return data.assign_attrs(n_distances=n, not_defined=why)
 
     def findings(self, numbers: Numbers) -> list[str]:
-        found = []
+        texts = []
         if "absolute" in numbers:  # how much of content and interaction takes the key's place
             seen, most = 1 - numbers.array("share", part="q"), numbers.extreme("absolute")
             at = {part: {"part": list(PARTS[part]), "place": BY_KEY["place"]} for part in ("content", "interaction")}
             arrays = {part: numbers.array("by_place", **labels).sum(["part", "place"]) for part, labels in at.items()}
-            parts = ", ".join(f"{numbers.number(array / seen):.1%} in {part}" for part, array in arrays.items())
+            shares = ", ".join(f"{numbers.number(array / seen):.1%} in {part}" for part, array in arrays.items())
             of_most = numbers("absolute", layer=most.layer, head=most.head) if most.number else most.number
-            found.append(
+            texts.append(
                 f"Of the score variance that softmax can see, where the key stands makes {numbers('absolute'):.1%}, "
                 "which "
-                f"RoPE did not put there: {parts}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
+                f"RoPE did not put there: {shares}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
             )
-        if not found or any(numbers(part).value for part in ("position", "interaction")):  # else zero by construction
+        if not texts or any(numbers(part).value for part in ("position", "interaction")):  # else zero by construction
             n = counted(int(numbers.data["additive_r"].sel(WITHOUT_FIRST).notnull().sum()), "head")
-            size, parts = numbers("size"), ", ".join(f"{part} {numbers(part):.0%}" for part in PARTS)
+            size, shares = numbers("size"), ", ".join(f"{part} {numbers(part):.0%}" for part in PARTS)
             of_query = numbers.data["share"].sel(WITHOUT_FIRST).sel(part="q")
-            found += [
+            texts += [
                 f"Softmax sees how the scores of one query differ: by a standard deviation of {size.with_interval:.2f} "
                 f"logits{size.null_in_brackets:.2f}, mean over {n}, first token left out. Of this variance, where "
-                f"every query meets every key at every distance: {parts}, which needs both at once. Most position: "
+                f"every query meets every key at every distance: {shares}, which needs both at once. Most position: "
                 f"{numbers.extreme('position'):.3f}; most interaction: {numbers.extreme('interaction'):.3f}.",
                 "So what softmax sees correlates with the best position + content, f(query, distance) + g(query, key), "
                 f"at additive r = {numbers('additive_r'):.3f}{numbers.layers_not_above('additive_r')}. With each "
@@ -345,11 +347,11 @@ class Variance(Measure):
         if first := numbers("first_token"):
             half = numbers.number((numbers.array("first_token") > 0.5).sum(HEAD))
             n = counted(int(numbers.data["first_token"].notnull().sum()), "head")
-            found.append(
+            texts.append(
                 f"The first token takes {first:.0%} of the attention of the queries behind it, mean over {n}, and more "
                 f"than half in {half.plain:.0f}{in_brackets(half.null_range)}."
             )
-        return found + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])
+        return texts + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])
 
 
 def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:

@@ -62,7 +62,7 @@ def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Floa
 
     With the first token and without it; NaN where a fit has as many parameters as pairs.
     """
-    geometry, again = capture.geometry, []
+    geometry, fits_by_distance = capture.geometry, []
     for d0 in distances.tolist():
         if capture.bilinear:  # no matrix
             turned = rotate(capture.q, torch.full_like(capture.positions, d0, dtype=DOUBLE), geometry.rope)
@@ -70,23 +70,23 @@ def refit_r(capture: LayerCapture, distances: Real[Tensor, " distance"]) -> Floa
             moments = pair_moments(turned, k, geometry.scale, window=geometry.window)
         else:
             moments = pair_moments_from_scores(scores_at_distance(capture, d0, None), window=geometry.window)
-        again.append(fits_of(moments))
-    both = zip(capture.shared(fit_capture), zip(*again, strict=True), strict=True)
-    return torch.stack([torch.stack([same_key_part(fit, one) for one in refits], -1) for fit, refits in both])
+        fits_by_distance.append(fits_of(moments))
+    by_tokens = zip(capture.shared(fit_capture), zip(*fits_by_distance, strict=True), strict=True)
+    return torch.stack([torch.stack([same_key_part(fit, refit) for refit in refits], -1) for fit, refits in by_tokens])
 
 
-def same_key_part(one: ThreeAxisFit | None, other: ThreeAxisFit | None) -> Float[Tensor, " head"]:
+def same_key_part(fit: ThreeAxisFit | None, refit: ThreeAxisFit | None) -> Float[Tensor, " head"]:
     """corr over keys of c without its mean and its linear trend, which does not depend on the gauge of the fits. Ours.
 
     No data determine the trend of c: a_d + t d, b_i - t i, c_j + t j is the same fit for every t. In the gauge
     "flat_keys" c has neither mean nor trend, so its plain correlation is the one wanted.
     """
-    assert one is not None, "prompts have two tokens at least, so one is left"
-    assert other is not None
-    if one.pairs.saturated:
-        return torch.full_like(one.r, torch.nan)
-    keys = slice(one.pairs.first, None)
-    return pearson(one.c[:, keys], other.c[:, keys])
+    assert fit is not None, "prompts have two tokens at least, so one is left"
+    assert refit is not None
+    if fit.pairs.saturated:
+        return torch.full_like(fit.r, torch.nan)
+    keys = slice(fit.pairs.first, None)
+    return pearson(fit.c[:, keys], refit.c[:, keys])
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class DummyDistance(Interventions):
     }
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        d0s, limits = (np.asarray(() if one is None else one).tolist() for one in (self.distances, self.limits))
+        d0s, limits = (np.asarray(() if field is None else field).tolist() for field in (self.distances, self.limits))
         return {"d0": d0s, "other_d0": d0s, "limit": limits, "part": PARTS}
 
     def requires(self, session: Session) -> None:
@@ -166,20 +166,20 @@ class DummyDistance(Interventions):
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "DummyDistance":
         trained = training_length(session)
-        given, powers = self.labels(), (2**power for power in range((trained - 1).bit_length()))
-        distances = (0, *powers) if self.distances is None else tuple(given["d0"])
-        for name, values in (("distance", distances), ("beyond", given["limit"])):
+        labels, powers = self.labels(), (2**power for power in range((trained - 1).bit_length()))
+        distances = (0, *powers) if self.distances is None else tuple(labels["d0"])
+        for name, values in (("distance", distances), ("beyond", labels["limit"])):
             for value in values:
                 session.require_distance(name, value)  # refused here, before work starts
-        return replace(self, distances=distances, limits=tuple(given["limit"]), longest=self.longest or trained)
+        return replace(self, distances=distances, limits=tuple(labels["limit"]), longest=self.longest or trained)
 
     def refuse(self, run: Run) -> None:
         self.named_conditions(run)
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         d0s = torch.tensor(self.labels()["d0"], dtype=DOUBLE)
-        of_all, rest = (self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s)))
-        return of_all | {"curve": curve_under_intervention(layer)}, rest
+        of_all, without_first = (self.of_tokens(layer, first, d0s, r) for first, r in enumerate(refit_r(layer, d0s)))
+        return of_all | {"curve": curve_under_intervention(layer)}, without_first
 
     def of_tokens(
         self, layer: LayerCapture, first: int, d0s: Float[Tensor, " d0"], refit: Float[Tensor, "head d0"]
@@ -190,31 +190,31 @@ class DummyDistance(Interventions):
         longest = self.longest or layer.length
         distances = layer.positions[: min(longest, geometry.window or longest)]
         energies = table_energies(q, k, geometry.rope, geometry.scale, distances).mean(-1)
-        _, key, both = share = energies / energies.sum(0)
+        _, key, neither = share = energies / energies.sum(0)
         agreement = key_agreement(q, k, geometry.rope, d0s).masked_fill(hidden | hidden[:, None], torch.nan)
         return {
-            "additive_r": (1 - both).clamp(min=0).sqrt(),
-            "key_part_r": (key / (key + both)).sqrt(),
+            "additive_r": (1 - neither).clamp(min=0).sqrt(),
+            "key_part_r": (key / (key + neither)).sqrt(),
             "share": share,
             "key_agreement": agreement,
             "refit_r": refit.masked_fill(hidden, torch.nan),
         }
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
-        own, where = self.labels(), run.where
-        at = {f"at {d0:.9g}": at_dummy_distance(run.session, d0, **where) for d0 in own["d0"]}
+        labels, where = self.labels(), run.where
+        at = {f"at {d0:.9g}": at_dummy_distance(run.session, d0, **where) for d0 in labels["d0"]}
         beyond = {
-            f"beyond {limit:.9g}": at_dummy_distance(run.session, beyond=limit, **where) for limit in own["limit"]
+            f"beyond {limit:.9g}": at_dummy_distance(run.session, beyond=limit, **where) for limit in labels["limit"]
         }
         return at | beyond
 
     def findings(self, numbers: Numbers) -> list[str]:
-        r, (distance, key, both) = (
+        r, (distance, key, neither) = (
             numbers("key_part_r", **WITHOUT_FIRST),
             (numbers("share", part=part, **WITHOUT_FIRST) for part in PARTS),
         )
         refits = {d0: numbers("refit_r", d0=d0, **WITHOUT_FIRST) for d0 in numbers.data["d0"].values.tolist()}
-        defined = [d0 for d0, one in refits.items() if one] or list(refits)
+        defined = [d0 for d0, refit in refits.items() if refit] or list(refits)
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
         ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
         refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
@@ -224,7 +224,7 @@ class DummyDistance(Interventions):
             f"First token left out, distance part and key part together correlate with the table at "
             f"{numbers('additive_r', **WITHOUT_FIRST):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
             "distance takes "
-            f"{distance:.0%}, the key alone {key:.0%}, and neither explains {both:.0%}. Each distance's mean taken "
+            f"{distance:.0%}, the key alone {key:.0%}, and neither explains {neither:.0%}. Each distance's mean taken "
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
             f"linear trends left out: {refitted}.",

@@ -34,8 +34,8 @@ def table_energies(
     z, key = complex_planes(double(q), rope), complex_planes(double(k), rope)
     mean_turn, turn_spread = SecondMoments.from_mean_and_spread(turn)
     mean_key, key_spread = SecondMoments.from_mean_and_spread(key)
-    parts = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
-    return torch.stack([scale**2 * a.times(b).mean_square(z) for a, b in parts])
+    factors = ((turn_spread, mean_key), (mean_turn, key_spread), (turn_spread, key_spread))
+    return torch.stack([scale**2 * a.times(b).mean_square(z) for a, b in factors])
 
 
 def key_agreement(

@@ -88,7 +88,9 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
     def of_result(result: Any) -> dict[str, Any]:
         conditions = result.trained["condition"].values.tolist()
         curves = {
-            name: [(in_words(one, WORDS), partial(drawn, name=name, condition=one)) for one in conditions]
+            name: [
+                (in_words(condition, WORDS), partial(drawn, name=name, condition=condition)) for condition in conditions
+            ]
             for name in titles
         }
         return {title: curves[name] for name, title in titles.items()}
@@ -102,9 +104,9 @@ def _length(result: Any) -> str:
 
 def _draw_outputs(result: Any) -> go.Figure:
     """Draw outputs on the first two principal components of the unchanged ones inside, coloured by position."""
-    both, inside = drawn_models(result), result.measure.inside
+    models, inside = drawn_models(result), result.measure.inside
     conditions = [str(condition) for condition in result.trained["condition"].values]
-    rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in both for layer in data["shown_layer"].values]
+    rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in models for layer in data["shown_layer"].values]
     titles = [
         f"{in_words(condition, WORDS)}, layer {int(data['shown_layer'])}<br>{side}: share "
         f"{format_number(float(data['plane_share']), '.0%')}"
@@ -288,8 +290,8 @@ class LengthExtrapolation(Measure):
     def hooks(self, run: Run) -> dict[str, Any]:
         """Return the hooks of every condition."""
         trained = len(run.rows[0]) // self.times
-        more: dict[str, Any] = {"n_global": self.n_global, "block": self.block, "n_blocks": self.n_blocks}
-        extended = ExtensionSettings(trained, self.times, **more)
+        options: dict[str, Any] = {"n_global": self.n_global, "block": self.block, "n_blocks": self.n_blocks}
+        extended = ExtensionSettings(trained, self.times, **options)
         rules: list[Any] = [condition for condition in self.conditions if condition != "unchanged"]
         return {"unchanged": []} | {rule: hooks_of(rule, run.session, extended, run.where) for rule in rules}
 
@@ -297,16 +299,16 @@ class LengthExtrapolation(Measure):
         n, session, where = len(run.rows[0]), run.session, run.where
         inside, hooks = n // self.times, self.hooks(run)
         layers = list(select_heads(run.session, **where))
-        shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
+        shown_layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         step, width = -(-inside // _KEPT_INSIDE), inside // _BINS_INSIDE
-        kept, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)
-        reference = (kept >= inside // 2) & (kept < inside)
+        kept_positions, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)
+        reference = (kept_positions >= inside // 2) & (kept_positions < inside)
         planes, of_condition = dict[int, OutputPlane](), dict[str, Sums]()
         halves: dict[int, tuple[OutputMoments, OutputMoments]] = {}  # by layer, of the unchanged outputs inside
 
         def cell(condition: str) -> Mapping[str, xr.DataArray]:
             moments: dict[tuple[int, int, int], OutputMoments] = {}  # by layer, parity of the prompt and segment
-            outputs: dict[int, list[Tensor]] = {layer: [] for layer in shown}  # of each prompt [position, d]
+            outputs: dict[int, list[Tensor]] = {layer: [] for layer in shown_layers}  # of each prompt [position, d]
             losses, sums = list[np.ndarray](), run.sums()
             of_condition[condition] = sums
 
@@ -318,14 +320,14 @@ class LengthExtrapolation(Measure):
                     pattern = layer.pattern_rows(start, stop)
                     attention = entropy_and_normaliser(layer.attn_score_rows(start, stop), pattern)
                     blocks.append((pattern @ layer.v[:, :stop], *attention))
-                o, *by_query = (torch.cat(parts, 1) for parts in zip(*blocks, strict=True))
+                o, *by_query = (torch.cat(of_blocks, 1) for of_blocks in zip(*blocks, strict=True))
                 if layer.layer in outputs:
-                    outputs[layer.layer].append(o[:, kept].transpose(0, 1).flatten(1).cpu())
+                    outputs[layer.layer].append(o[:, kept_positions].transpose(0, 1).flatten(1).cpu())
                 for segment in range(self.times):  # the second half of each multiple of the training length
-                    some = o[:, segment * inside + inside // 2 : (segment + 1) * inside]
-                    place, found = (layer.layer, number % 2, segment), OutputMoments.from_outputs(some)
-                    moments[place] = moments[place] + found if place in moments else found
-                bins = [torch.stack([one[:, at : at + width].mean(-1) for at in starts], -1) for one in by_query]
+                    second_half = o[:, segment * inside + inside // 2 : (segment + 1) * inside]
+                    place, of_segment = (layer.layer, number % 2, segment), OutputMoments.from_outputs(second_half)
+                    moments[place] = moments[place] + of_segment if place in moments else of_segment
+                bins = [torch.stack([values[:, at : at + width].mean(-1) for at in starts], -1) for values in by_query]
                 layer.prompt = number
                 sums.add_layer(layer, dict(zip(_ATTENTION, bins, strict=True)))
 
@@ -343,24 +345,24 @@ class LengthExtrapolation(Measure):
                 )
             drift = {}
             for layer, unchanged in halves.items():
-                of_both = [(moments[layer, 0, at], moments[layer, 1, at]) for at in range(self.times)]
-                drifts = [output_drift(unchanged, one) for one in of_both]
-                drift[layer] = {name: torch.stack([one[name] for one in drifts], -1) for name in _DRIFT}
+                halves_by_segment = [(moments[layer, 0, at], moments[layer, 1, at]) for at in range(self.times)]
+                drifts = [output_drift(unchanged, beyond_halves) for beyond_halves in halves_by_segment]
+                drift[layer] = {name: torch.stack([of_segment[name] for of_segment in drifts], -1) for name in _DRIFT}
             loss = np.array(losses)  # query t predicts target t, so the last has none
             by_bin = np.stack([loss[:, start : min(start + width, n)].mean(-1) for start in starts], -1)
             by_segment = np.stack([loss[:, start : start + inside].mean(-1) for start in range(0, n, inside)], -1)
-            points = np.stack([[planes[at].coordinates(o).numpy() for o in one] for at, one in outputs.items()])
-            labels = {"shown_layer": shown, "position": kept.numpy()}
+            points = np.stack([[planes[at].coordinates(o).numpy() for o in prompts] for at, prompts in outputs.items()])
+            labels = {"shown_layer": shown_layers, "position": kept_positions.numpy()}
             return {
                 "loss": xr.DataArray(by_bin, {"bin": starts}, ("prompt", "bin")),
                 "segment_loss": xr.DataArray(by_segment, {"segment": range(self.times)}, ("prompt", "segment")),
                 **{name: sums.mean(name, (*HEAD, "bin")).assign_coords(bin=starts) for name in _ATTENTION},
-                **{str(name): one for name, one in sums.variables_of(drift, (*HEAD, "segment")).items()},
+                **{str(name): array for name, array in sums.variables_of(drift, (*HEAD, "segment")).items()},
                 "plane_coordinates": xr.DataArray(points, labels, ("shown_layer", "prompt", "position", "axis")),
             }
 
         data = run.grid(cell, condition=list(hooks))
-        noise = {layer: {"noise_level": output_drift(both, both)["noise_level"]} for layer, both in halves.items()}
+        noise = {layer: {"noise_level": output_drift(split, split)["noise_level"]} for layer, split in halves.items()}
         return (
             data.merge(of_condition["unchanged"].variables_of(noise))
             .assign_attrs(training_length=int(run.model.cfg.n_ctx))
@@ -375,7 +377,8 @@ class LengthExtrapolation(Measure):
         the unchanged model's inside, and the share of heads within the noise level."""
         names = ("segment_loss", "frechet")
         at = {
-            one: numbers.array(one, condition=condition).isel(segment=slice(1, None)).mean("segment") for one in names
+            name: numbers.array(name, condition=condition).isel(segment=slice(1, None)).mean("segment")
+            for name in names
         }
         inside = numbers.array("segment_loss", condition="unchanged").sel(segment=0)
         return {
@@ -389,10 +392,10 @@ class LengthExtrapolation(Measure):
         length = _in_training_lengths(self.inside, numbers.attrs)
         if self.times < 2:
             return [f"Nothing was run beyond {length}."]
-        said = []
+        sentences = []
         for condition in numbers.data["condition"].values.tolist():
             beyond = self.beyond(numbers, condition)
-            said.append(
+            sentences.append(
                 f"Beyond {length}, {in_words(condition, WORDS)}: the loss is {beyond['loss'].plain:.2f}, "
                 f"{beyond['rise']:+.2f} against the unchanged model's inside it; the outputs of "
                 f"{beyond['within_noise']:.0%} of heads stay in their distribution."
@@ -400,7 +403,7 @@ class LengthExtrapolation(Measure):
         inside = numbers("segment_loss", condition="unchanged", segment=0)
         noise = numbers.number(numbers.array("noise_level").median(HEAD))
         return [
-            *said,
+            *sentences,
             "Outputs of a head stay in their distribution where their Frechet distance to the unchanged model's inside "
             f"is at most {TOLERATED} above that between two halves of the prompts there, {noise:.2f} in the median "
             f"head. The unchanged model's loss inside is {inside:.2f}.",

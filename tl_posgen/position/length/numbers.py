@@ -26,7 +26,7 @@ class OutputMoments:
         return cls(o.shape[1], o.sum(1), o.mT @ o, o.norm(dim=-1).sum(-1))
 
     def __add__(self, other: "OutputMoments") -> "OutputMoments":
-        return OutputMoments(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        return OutputMoments(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def mean(self) -> Float[Tensor, "head d_head"]:
@@ -99,8 +99,8 @@ def output_drift(
     square_along = (axes.mT @ square @ axes).diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(along > 0, 1 / along, 0.0)
 
-    def between(one: OutputMoments, other: OutputMoments) -> Float[Tensor, " head"]:
-        return frechet_distance(one.mean, one.cov, other.mean, other.cov) / variance
+    def between(first: OutputMoments, second: OutputMoments) -> Float[Tensor, " head"]:
+        return frechet_distance(first.mean, first.cov, second.mean, second.cov) / variance
 
     return {
         "frechet": (between(halves[1], beyond_halves[0]) + between(halves[0], beyond_halves[1])) / 2,
@@ -166,10 +166,10 @@ def output_plane(inside: Float[Tensor, "sample d"]) -> OutputPlane:
     mean = inside.mean(0)
     _, values, vectors = torch.linalg.svd(inside - mean, full_matrices=False)
     spread, axes = values.new_zeros(2), vectors.new_zeros(inside.shape[1], 2)
-    found = vectors[:2]
-    signs = found.gather(1, found.abs().argmax(1, keepdim=True)).sign()
-    axes[:, : len(found)] = (signs * found).mT
-    spread[: len(found)] = values[:2] / len(inside) ** 0.5
+    components = vectors[:2]
+    signs = components.gather(1, components.abs().argmax(1, keepdim=True)).sign()
+    axes[:, : len(components)] = (signs * components).mT
+    spread[: len(components)] = values[:2] / len(inside) ** 0.5
     spread = spread.masked_fill(spread <= NOTHING * inside.square().sum(1).mean().sqrt(), 0)
     variance = values.square()
     share = float(variance[:2].sum() / variance.sum()) if spread.any() else float("nan")

@@ -49,12 +49,12 @@ class EncodedItem:
         A row also scores the choices that it begins with; not under "position_part", where the mean key is that of the
         whole row.
         """
-        found: dict[tuple[int, ...], list[int]] = {}
-        for number in sorted(range(len(self.choices)), key=lambda one: -len(self.choices[one])):
-            own = tuple(self.choices[number][:-1].tolist())
-            longer = () if condition == "position_part" else (row for row in found if row[: len(own)] == own)
-            found.setdefault(next(iter(longer), own), []).append(number)
-        return found
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for number in sorted(range(len(self.choices)), key=lambda index: -len(self.choices[index])):
+            follows = tuple(self.choices[number][:-1].tolist())
+            longer = () if condition == "position_part" else (row for row in rows if row[: len(follows)] == follows)
+            rows.setdefault(next(iter(longer), follows), []).append(number)
+        return rows
 
     @property
     def longest(self) -> Int[Tensor, " pos"]:
@@ -77,10 +77,10 @@ def cloze_items(text: str, *, words: int = 40, seed: int = 0) -> Iterator[ClozeI
     rng = np.random.default_rng(seed)
     for end in rng.permutation(np.arange(words, len(tokens))):
         *before, answer = (re.sub(r"[^a-z]", "", token.lower()) for token in tokens[end - words : end + 1])
-        others = sorted({word for word in before if len(word) >= _LEAST_LETTERS and word != answer})
-        if len(answer) < _LEAST_LETTERS or answer not in before or len(others) < N_CHOICES - 1:
+        wrong_words = sorted({word for word in before if len(word) >= _LEAST_LETTERS and word != answer})
+        if len(answer) < _LEAST_LETTERS or answer not in before or len(wrong_words) < N_CHOICES - 1:
             continue
-        choices = [answer, *rng.choice(others, N_CHOICES - 1, replace=False).tolist()]
+        choices = [answer, *rng.choice(wrong_words, N_CHOICES - 1, replace=False).tolist()]
         order = rng.permutation(N_CHOICES).tolist()
         context = " ".join(tokens[end - words : end])
         yield ClozeItem(context, tuple(str(choices[at]) for at in order), order.index(0))
@@ -92,13 +92,13 @@ def encoded_items(session: Session, prompts: Any, n: int, seed: int = 0) -> list
     if not n:
         return []
     text = prompts if isinstance(prompts, str) else ""
-    if isinstance(prompts, Sequence) and not text and all(isinstance(one, str) for one in prompts):
+    if isinstance(prompts, Sequence) and not text and all(isinstance(prompt, str) for prompt in prompts):
         text = "\n".join(prompts)
     elif not text and session.model.tokenizer is not None:
         rows = given_prompts(session.model.tokenizer, prompts)
         text = "\n".join(session.model.tokenizer.batch_decode(rows, skip_special_tokens=True))
-    every = (encode(session, item) for item in islice(cloze_items(text, seed=seed), _TRIED * n))
-    return list(islice((one for one in every if len(one.longest) <= session.model.cfg.n_ctx), n))
+    encoded = (encode(session, item) for item in islice(cloze_items(text, seed=seed), _TRIED * n))
+    return list(islice((item for item in encoded if len(item.longest) <= session.model.cfg.n_ctx), n))
 
 
 def fewer_of_inits(n: int) -> str:
@@ -141,29 +141,29 @@ def score_items(
     for number, item in enumerate(items):
         n, total = len(item.context), len(item.longest)
         share = ratio if condition == "jitter" else ratio * n / total  # swaps move a share of all tokens
-        how: dict[str, Any] = {"seed": seed + number, "window": window, "protected": [0, *range(n, total)]}
-        drawn = draw(session, item.longest, condition, reach, share, **how)
+        options: dict[str, Any] = {"seed": seed + number, "window": window, "protected": [0, *range(n, total)]}
+        drawn = draw(session, item.longest, condition, reach, share, **options)
         for follows, choices in item.rows(condition).items():
             row = torch.cat([item.context, torch.tensor(follows, dtype=torch.int64)])
             by_length.setdefault(len(row), []).append((number, choices, row, drawn))
     batches = []
-    for length, some in by_length.items():
+    for length, entries in by_length.items():
         at_once = prompts_at_once(session, length, AT_ONCE)
-        batches += [some[at : at + at_once] for at in range(0, len(some), at_once)]
-    for some in batches:
-        rows, draws = torch.stack([row for *_, row, _ in some]), [drawn for *_, drawn in some]
+        batches += [entries[at : at + at_once] for at in range(0, len(entries), at_once)]
+    for entries in batches:
+        rows, draws = torch.stack([row for *_, row, _ in entries]), [drawn for *_, drawn in entries]
         rows, hooks = disturb(session, rows, condition, draws, **where)
-        first = min(len(items[number].context) for number, *_ in some) - 1  # of the logits that are needed
+        first = min(len(items[number].context) for number, *_ in entries) - 1  # of the logits that are needed
         with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
             logits = logits_of(session, rows.to(session.device), first)
-        for (number, choices, *_), of_row in zip(some, logits, strict=True):
+        for (number, choices, *_), of_row in zip(entries, logits, strict=True):
             begin = len(items[number].context) - 1 - first
             for choice in choices:
-                asked = items[number].choices[choice]
-                found = double(of_row[begin : begin + len(asked)]).log_softmax(-1).cpu()
-                log_p[number][choice] = found.gather(-1, asked[:, None])[:, 0]
-    sums = [[float(one[choice].sum()) for choice in sorted(one)] for one in log_p]
+                choice_tokens = items[number].choices[choice]
+                log_probs = double(of_row[begin : begin + len(choice_tokens)]).log_softmax(-1).cpu()
+                log_p[number][choice] = log_probs.gather(-1, choice_tokens[:, None])[:, 0]
+    sums = [[float(of_item[choice].sum()) for choice in sorted(of_item)] for of_item in log_p]
     return {
-        "cloze_accuracy": [float(np.argmax(one) == item.gold) for one, item in zip(sums, items, strict=True)],
-        "cloze_log_likelihood": [float(one[item.gold].mean()) for one, item in zip(log_p, items, strict=True)],
+        "cloze_accuracy": [float(np.argmax(scores) == item.gold) for scores, item in zip(sums, items, strict=True)],
+        "cloze_log_likelihood": [float(of_item[item.gold].mean()) for of_item, item in zip(log_p, items, strict=True)],
     }

@@ -105,24 +105,24 @@ def permute_position_part(
 
 def _of_one_length(
     model: Model | Session,
-    given: Tensor,
+    moved_to: Tensor,
     scores_of: Callable[[LayerCapture, Tensor], Float[Tensor, "head query key"]],
     layers: Layers,
     heads: Heads,
     n_axes: int = 1,
 ) -> HookList:
     """Return `replace_scores` for prompts of the length of the given positions or distances."""
-    if not is_real_tensor(given, n_axes) and not is_real_tensor(given, n_axes + 1):
+    if not is_real_tensor(moved_to, n_axes) and not is_real_tensor(moved_to, n_axes + 1):
         what = (
             "positions: give a tensor of real numbers, one a token" if n_axes == 1 else "distances: give [query, key]"
         )
-        raise InputError(f"{what}, not {list(given.shape) if isinstance(given, Tensor) else repr(given)}")
+        raise InputError(f"{what}, not {list(moved_to.shape) if isinstance(moved_to, Tensor) else repr(moved_to)}")
 
     def checked(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        n, rows = capture.q.shape[1], given.reshape(-1, *given.shape[-n_axes:])
+        n, rows = capture.q.shape[1], moved_to.reshape(-1, *moved_to.shape[-n_axes:])
         place = capture.prompt if len(rows) > 1 else 0
         if place >= len(rows) or any(size != n for size in rows.shape[1:]):
-            raise InputError(f"positions or distances {list(given.shape)} were given; prompt {place} has {n} tokens")
+            raise InputError(f"positions or distances {list(moved_to.shape)} were given; prompt {place} has {n} tokens")
         return scores_of(capture, rows[place])
 
     return replace_scores(model, checked, layers, heads, needs_positions=True)
@@ -136,10 +136,10 @@ def conditions_for(
     Swapped text reaches all layers and heads: where some are chosen it is left out, or refused if it was asked for.
     """
     everywhere = layers is None and heads is None
-    of_text = [one for one in _OF_TEXT if everywhere and (one == "tokens" or session.model.tokenizer is not None)]
-    of_positions = [one for one in CONDITIONS if one not in _OF_TEXT]
+    of_text = [name for name in _OF_TEXT if everywhere and (name == "tokens" or session.model.tokenizer is not None)]
+    of_positions = [name for name in CONDITIONS if name not in _OF_TEXT]
     wanted = [*of_text, *of_positions] if conditions is None else list(conditions)
-    if not everywhere and (swapped := [one for one in wanted if one in _OF_TEXT]):
+    if not everywhere and (swapped := [name for name in wanted if name in _OF_TEXT]):
         raise InputError(
             f"condition {swapped[0]!r}: swapped text reaches every layer and head; leave layers and heads out, "
             f"or choose from {', '.join(of_positions)}"
@@ -172,9 +172,9 @@ def draw(
     n = len(tokens)
     if condition == "jitter":
         places, width = torch.arange(n), {"adjacent": 1, "window": window, "uniform": n}[reach]
-        kept = torch.isin(places, torch.tensor(protected))
+        is_fixed = torch.isin(places, torch.tensor(protected))
         moved = jittered_distances(n, ratio, width, seed=seed)
-        distances = torch.where(kept[:, None] & kept, true_distances(n), moved)
+        distances = torch.where(is_fixed[:, None] & is_fixed, true_distances(n), moved)
         return Disturbance(places, torch.zeros(n, dtype=torch.bool), places.new_zeros(0, 2), distances)
     options: dict[str, Any] = {"seed": seed, "window": window, "protected": protected}
     if condition == "words":
@@ -195,12 +195,12 @@ def disturb(
     The disturbance of a row may be that of a longer prompt whose further tokens are in order.
     """
     n = tokens.shape[-1]
-    permutations = torch.stack([one.permutation[:n] for one in drawn])
+    permutations = torch.stack([disturbance.permutation[:n] for disturbance in drawn])
     where: dict[str, Any] = {"layers": layers, "heads": heads}
     if condition in _OF_TEXT:
         return tokens.gather(-1, permutations), []
     if condition == "jitter":
-        distances = [one.distances[:n, :n] for one in drawn if one.distances is not None]
+        distances = [disturbance.distances[:n, :n] for disturbance in drawn if disturbance.distances is not None]
         return tokens, jitter_distances(session, distances[0] if len(tokens) == 1 else torch.stack(distances), **where)
     if condition == "position_part":
         return tokens, permute_position_part(session, permutations, **where)

@@ -125,9 +125,9 @@ def swap_words(
     free = [number for number, (start, stop) in enumerate(words) if fixed.isdisjoint(range(start, stop))]
     pairs = _matching(free, furthest, seed)
     lengths = [stop - start for start, stop in words]
-    totals = [0, *accumulate(lengths[one] + lengths[other] for one, other in pairs)]
+    totals = [0, *accumulate(lengths[first] + lengths[second] for first, second in pairs)]
     pairs = pairs[: min(range(len(totals)), key=lambda count: abs(totals[count] - ratio * n))]
-    partner = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+    partner = {first: second for pair in pairs for first, second in (pair, pair[::-1])}
     order, moved, end = [], [], 0
     for number, (start, stop) in enumerate(words):
         placed = range(*words[partner.get(number, number)])
@@ -169,10 +169,10 @@ def _matching(free: Sequence[int], reach: int, seed: int) -> list[tuple[int, int
         return [(free[order[at]], free[order[at + 1]]) for at in range(0, len(order) - 1, 2)]
     left, pairs = set(free), []
     for at, draw in zip(order, draws, strict=True):
-        one = free[at]
-        near = [other for other in range(one - reach, one + reach + 1) if other in left and other != one]
-        if one in left and near:
-            other = near[int(draw * len(near))]
-            left -= {one, other}
-            pairs.append((one, other))
+        unit = free[at]
+        near = [choice for choice in range(unit - reach, unit + reach + 1) if choice in left and choice != unit]
+        if unit in left and near:
+            partner = near[int(draw * len(near))]
+            left -= {unit, partner}
+            pairs.append((unit, partner))
     return pairs

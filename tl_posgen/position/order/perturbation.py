@@ -49,12 +49,12 @@ def _curves(result: Any) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
     data, conditions = result.trained, result.trained["condition"].values.tolist()
     panels = {
         f"rise of the loss, {reach}": [
-            (WORDS[one], "change", {"condition": one, "reach": reach, "target": "unmoved"}) for one in conditions
+            (WORDS[name], "change", {"condition": name, "reach": reach, "target": "unmoved"}) for name in conditions
         ]
         for reach in data["reach"].values.tolist()
     }
     if "cloze_accuracy" in data:
-        of_cloze = [(WORDS[one], "cloze_accuracy", {"condition": one}) for one in conditions]
+        of_cloze = [(WORDS[name], "cloze_accuracy", {"condition": name}) for name in conditions]
         panels[f"accuracy of the cloze, chance {1 / N_CHOICES:.0%}"] = of_cloze
     return panels
 
@@ -167,12 +167,12 @@ class Perturbation(Measure):
 
         def cell(condition: str, reach: str, ratio: float, draw: int) -> Mapping[str, Any]:
             rows, change, moved, shares = self.disturbed(run, condition, reach, ratio, draw)
-            each = [
-                [float(one[to].mean()) for to in (slice(None), ~out[1:], suffix)]
-                for one, out in zip(change, moved, strict=True)
+            by_target = [
+                [float(changes[targets].mean()) for targets in (slice(None), ~is_moved[1:], suffix)]
+                for changes, is_moved in zip(change, moved, strict=True)
             ]
             return {
-                "change": each,
+                "change": by_target,
                 "moved": shares,
                 "token_change": change[0, :CROP],
                 "token_text": np.array(token_strings(run.session, rows[0, 1 : CROP + 1]), dtype=object),
@@ -180,9 +180,9 @@ class Perturbation(Measure):
 
         axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios, "draw": range(self.n_draws)}
         data = run.grid(cell, pure=True, **axes)
-        ratio = min([one for one in ratios if one] or ratios, key=lambda one: abs(one - SHOWN))
-        shown = data[["token_change", "token_text"]].sel(reach=self._widest, ratio=ratio, draw=0, drop=True)
-        data = data.assign(shown).assign(loss=("prompt", loss.mean(-1).numpy()))
+        ratio = min([ratio for ratio in ratios if ratio] or ratios, key=lambda ratio: abs(ratio - SHOWN))
+        tokens_shown = data[["token_change", "token_text"]].sel(reach=self._widest, ratio=ratio, draw=0, drop=True)
+        data = data.assign(tokens_shown).assign(loss=("prompt", loss.mean(-1).numpy()))
         data = data.merge(self.cloze(run, conditions, ratios), join="outer")  # NaN where the cloze leaves one out
         return data.reindex(condition=conditions).assign_attrs(shown=f", {ratio:.0%} moved")  # the join sorts them
 
@@ -200,33 +200,33 @@ class Perturbation(Measure):
                 [0.0] * n_prompts,
             )
         first = (run.seed * self.n_draws + number) * n_prompts  # every prompt has draws of its own
-        how: dict[str, Any] = {"window": self.window, "protected": [0, *range(n - round(self.clean * n), n)]}
-        read, losses, moved, shares = [], [], [], []
+        options: dict[str, Any] = {"window": self.window, "protected": [0, *range(n - round(self.clean * n), n)]}
+        prompts, losses, moved, shares = [], [], [], []
         most = 1 if condition == "jitter" else BATCH  # of which each prompt has a matrix of distances
         at_once = prompts_at_once(run.session, n, most)
         for at in range(0, n_prompts, at_once):
             rows = run.tokens[at : at + at_once]
             drawn = [
-                draw(run.session, row, condition, reach, ratio, seed=first + prompt, **how)
+                draw(run.session, row, condition, reach, ratio, seed=first + prompt, **options)
                 for prompt, row in enumerate(rows, at)
             ]
             rows, hooks = disturb(run.session, rows, condition, drawn, **run.where)
-            read.append(rows)
+            prompts.append(rows)
             losses.append(run.losses(rows, hooks))
-            moved += [one.moved for one in drawn]
-            shares += [one.ratio for one in drawn]
-        return torch.cat(read), torch.cat(losses) - run.loss, torch.stack(moved), shares
+            moved += [disturbance.moved for disturbance in drawn]
+            shares += [disturbance.ratio for disturbance in drawn]
+        return torch.cat(prompts), torch.cat(losses) - run.loss, torch.stack(moved), shares
 
     def cloze(self, run: Run, conditions: Sequence[str], ratios: Sequence[float]) -> xr.Dataset:
         """Return the scores of every cloze item; nothing where the text has none. Of random inits NaN for items beyond
         the first ITEMS_OF_INITS: they are at chance, which no more items make clearer."""
-        items, asked = self.cloze_items(run)
+        items, scored = self.cloze_items(run)
 
         @cache
         def score(condition: str, ratio: float) -> Mapping[str, Any]:
-            how: dict[str, Any] = {"reach": self._widest, "window": self.window, "where": run.where}
-            found = score_items(run.session, asked, condition, ratio, seed=run.seed * len(items), **how)
-            return {name: [*scores, *[math.nan] * (len(items) - len(asked))] for name, scores in found.items()}
+            options: dict[str, Any] = {"reach": self._widest, "window": self.window, "where": run.where}
+            by_name = score_items(run.session, scored, condition, ratio, seed=run.seed * len(items), **options)
+            return {name: [*scores, *[math.nan] * (len(items) - len(scored))] for name, scores in by_name.items()}
 
         chosen = self._of_cloze(conditions)
         if not items or not chosen:
@@ -244,34 +244,34 @@ class Perturbation(Measure):
 
     def _of_cloze(self, conditions: Sequence[str]) -> list[str]:
         """Return those of the conditions that the cloze has."""
-        return [one for one in conditions if self.cloze_conditions is None or one in self.cloze_conditions]
+        return [name for name in conditions if self.cloze_conditions is None or name in self.cloze_conditions]
 
     @property
     def few_many_most(self) -> tuple[float, float, float]:
         """The ratios that sentences name: those run nearest to few and to many, other than 0, and the highest."""
         ratios = [float(ratio) for ratio in self.ratios if ratio] or [float(self.ratios[0])]
-        few, many = (min(ratios, key=lambda ratio: abs(ratio - one)) for one in (FEW, MANY))
+        few, many = (min(ratios, key=lambda ratio: abs(ratio - wanted)) for wanted in (FEW, MANY))
         return few, many, max(ratios)
 
     def findings(self, numbers: Numbers) -> list[str]:
-        found, (few, many, most) = [], self.few_many_most
-        for condition in (one for one in _WITH_SENTENCE if one in numbers.data["condition"].values):
-            rises = {one: numbers("change", condition=condition, ratio=one) for one in sorted({few, many, most})}
-            said = ", ".join(f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items())
+        sentences, (few, many, most) = [], self.few_many_most
+        for condition in (name for name in _WITH_SENTENCE if name in numbers.data["condition"].values):
+            rises = {ratio: numbers("change", condition=condition, ratio=ratio) for ratio in sorted({few, many, most})}
+            rises_text = ", ".join(f"{rise:+.3f} at {ratio:.0%} moved" for ratio, rise in rises.items())
             least, more = rises[few].value, rises[many].value
             if least > 0 and few < many:
-                said += f"; from {few:.0%} to {many:.0%} {more / least:.1f}-fold (proportional: {many / few:.1f})"
-            found.append(f"The loss rises under {WORDS[condition]}, all targets, in nats: {said}.")
+                rises_text += f"; from {few:.0%} to {many:.0%} {more / least:.1f}-fold (proportional: {many / few:.1f})"
+            sentences.append(f"The loss rises under {WORDS[condition]}, all targets, in nats: {rises_text}.")
         if "cloze_accuracy" not in numbers:
-            return found
+            return sentences
         least, n = float(min(self.ratios)), numbers.data.sizes["item"]
         done = numbers.data["cloze_accuracy"].dropna("condition", how="all")["condition"].values.tolist()
         in_order = numbers("cloze_accuracy", ratio=least, condition=done[0])
         moved = (
-            f"{WORDS[one]} {numbers('cloze_accuracy', condition=one, ratio=most).with_interval:.0%}" for one in done
+            f"{WORDS[name]} {numbers('cloze_accuracy', condition=name, ratio=most).with_interval:.0%}" for name in done
         )
         return [
-            *found,
+            *sentences,
             f"A cloze of {n} passages of the text{cloze.fewer_of_inits(n) if numbers.inits else ''}, {least:.0%} of "
             "the "
             f"context moved: accuracy {in_order.plain:.0%}{in_order.null_in_brackets:.0%}; chance {1 / N_CHOICES:.0%}. "
@@ -281,7 +281,7 @@ class Perturbation(Measure):
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition and ratio (few, many, most), widest reach, all targets: the rise in nats, less P's;
         cloze."""
-        found, conditions = [], numbers.data["condition"].values.tolist()
+        rows, conditions = [], numbers.data["condition"].values.tolist()
         for condition in conditions:
             for ratio in sorted({*self.few_many_most}):
                 change, at = numbers.array("change", ratio=ratio), {"condition": condition, "ratio": ratio}
@@ -293,7 +293,7 @@ class Perturbation(Measure):
                         (change - change.sel(condition="positions", drop=True)).sel(condition=condition)
                     )
                     row |= {"less P": gap.value, "from": gap.low, "to": gap.high}
-                found.append(
+                rows.append(
                     row | ({"cloze": numbers("cloze_accuracy", **at).value} if "cloze_accuracy" in numbers else {})
                 )
-        return pd.DataFrame(found)
+        return pd.DataFrame(rows)

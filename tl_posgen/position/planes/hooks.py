@@ -80,7 +80,7 @@ def perturb_planes(
         (True, False)
     """
     check_choice("edit", edit, EDITS)
-    if not isinstance(of, tuple | list) or not of or not all(isinstance(one, str) and one in _SIDES for one in of):
+    if not isinstance(of, tuple | list) or not of or not all(isinstance(side, str) and side in _SIDES for side in of):
         raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
     if edit != "phase_noise":
         check_share(f"strength of {edit}", strength)
@@ -91,31 +91,31 @@ def perturb_planes(
     require("control", control, bool)
     session = session_of(model)
     selected = select_heads(session, layers, heads)
-    geometries = [one for one in geometry_of(session, list(selected)) if one.rope.rotary_dim]
+    geometries = [geometry for geometry in geometry_of(session, list(selected)) if geometry.rope.rotary_dim]
     if not geometries:
         raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
     planes = {}
-    for one in geometries:
-        n_planes = len(one.rope.inv_freq)
+    for geometry in geometries:
+        n_planes = len(geometry.rope.inv_freq)
         try:
-            chosen = band_of(band, one.rope)
+            chosen = band_of(band, geometry.rope)
             if chosen is not None and chosen.shape != (n_planes,):
                 raise InputError(f"band: {list(chosen.shape)} booleans, and there are {n_planes} planes")
         except InputError as error:
-            raise InputError(f"layer {one.layer}: {error}") from error
-        planes[one.layer] = torch.ones(n_planes, dtype=torch.bool) if chosen is None else chosen
+            raise InputError(f"layer {geometry.layer}: {error}") from error
+        planes[geometry.layer] = torch.ones(n_planes, dtype=torch.bool) if chosen is None else chosen
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope, first = capture.geometry.rope, int(not first_token)
         x = {side: getattr(capture, side) for side in _SIDES}
         for side in dict.fromkeys(of):
             z, theta = to_planes(x[side], rope), rope.inv_freq.to(x[side].device)
-            how = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
-            edited = edit_planes(z[:, first:], *how, control=control)
+            arguments = (edit, float(strength), theta, draw_of(capture, side, first, seed), planes[capture.layer])
+            edited = edit_planes(z[:, first:], *arguments, control=control)
             x[side] = from_planes(torch.cat([z[:, :first], edited], 1), x[side][..., rope.rotary_dim :], rope)
         return scores_with(capture, **x)
 
-    rotating = [(one.layer, head) for one in geometries for head in selected[one.layer]]
+    rotating = [(geometry.layer, head) for geometry in geometries for head in selected[geometry.layer]]
     return replace_scores(session, scores_of, heads=rotating)
 
 

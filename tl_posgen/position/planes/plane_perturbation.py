@@ -55,19 +55,19 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArr
     Args:
         by_planes: planes by number, NaN where a layer has fewer; else bands by name, which sum planes.
     """
-    known = planes.sel(layer=layers, **WITHOUT_FIRST).drop_vars("tokens").rename(plane="planes")
-    turning = np.isfinite(known["wavelength"])
-    known, turning = (one.isel(planes=turning.any("layer").values) for one in (known, turning))
-    parts = (known["share_by_plane"] * known["share"] * known["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
-    energy = known["energy"].sum("side").mean("head").expand_dims(part=["energy"]) / 2
+    data = planes.sel(layer=layers, **WITHOUT_FIRST).drop_vars("tokens").rename(plane="planes")
+    turning = np.isfinite(data["wavelength"])
+    data, turning = (values.isel(planes=turning.any("layer").values) for values in (data, turning))
+    parts = (data["share_by_plane"] * data["share"] * data["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
+    energy = data["energy"].sum("side").mean("head").expand_dims(part=["energy"]) / 2
     share = xr.concat([parts, energy], "part").where(turning)
     if not by_planes:
         place = xr.DataArray(np.arange(share.sizes["planes"]), dims="planes")
         third = 3 * place // turning.sum("planes")
         share = xr.concat([share.where(third == number).sum("planes") for number in range(len(BANDS))], "planes")
         share = share.assign_coords(planes=list(BANDS))
-    whole = share.sum(("layer", "planes"))
-    return (share / whole.where(whole["part"] != "energy", 1)).transpose("part", "layer", "planes")
+    total = share.sum(("layer", "planes"))
+    return (share / total.where(total["part"] != "energy", 1)).transpose("part", "layer", "planes")
 
 
 @dataclass(frozen=True)
@@ -175,22 +175,22 @@ class PlanePerturbation(Interventions):
 
     def _cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
         """Return how many planes each layer with some has, and whether the map has planes, or else bands."""
-        geometry = geometry_of(run.session, list(select_heads(run.session, **run.where)))
-        n_planes = {one.layer: len(one.rope.inv_freq) for one in geometry if one.rope.rotary_dim}
+        geometries = geometry_of(run.session, list(select_heads(run.session, **run.where)))
+        n_planes = {geometry.layer: len(geometry.rope.inv_freq) for geometry in geometries if geometry.rope.rotary_dim}
         by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
         return n_planes, by_planes
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         """Return arguments of `perturb_planes` by name: "phase_noise", "phase_noise of q", "phase_noise at 0.3", ..,
         "phase_noise, high planes"."""
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for edit in self.edits:
             for strength in sorted(map(float, self.strengths), reverse=True):
                 at = edit if strength == self.most else f"{edit} at {strength:g}"
-                how = {"edit": edit, "strength": strength, **run.where}
-                found |= {at: how, **{f"{at} of {side}": {**how, "of": (side,)} for side in "qk"}}
-            found |= {f"{edit}, {band} planes": {"edit": edit, "band": _third(band), **run.where} for band in BANDS}
-        return found
+                options = {"edit": edit, "strength": strength, **run.where}
+                by_name |= {at: options, **{f"{at} of {side}": {**options, "of": (side,)} for side in "qk"}}
+            by_name |= {f"{edit}, {band} planes": {"edit": edit, "band": _third(band), **run.where} for band in BANDS}
+        return by_name
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss [cost, prompt] under an edit and under its control; every prompt has different draws."""
@@ -198,15 +198,15 @@ class PlanePerturbation(Interventions):
         if not hooks:
             return {"loss": np.tile(run.loss.mean(-1).numpy(), (len(COSTS), 1))}
         # a full strength of phase noise, which is nearly uniform, is pi radians
-        how = {"strength": 1.0, **hooks}
-        how["strength"] *= math.pi if how["edit"] == "phase_noise" else 1
-        found = []
+        options = {"strength": 1.0, **hooks}
+        options["strength"] *= math.pi if options["edit"] == "phase_noise" else 1
+        losses = []
         for control in (False, True):
             for number, batch in enumerate(batches):
                 seed = (run.seed * len(batches) + number) % 2**63
-                perturbed = perturb_planes(run.session, **how, seed=seed, control=control)
-                found.append(token_losses(run.session, batch, perturbed).mean(-1))
-        return {"loss": torch.cat(found).unflatten(0, (2, -1)).numpy()}
+                perturbed = perturb_planes(run.session, **options, seed=seed, control=control)
+                losses.append(token_losses(run.session, batch, perturbed).mean(-1))
+        return {"loss": torch.cat(losses).unflatten(0, (2, -1)).numpy()}
 
     def of_model(self, run: Run) -> xr.Dataset:
         data = super().of_model(run)
@@ -219,8 +219,8 @@ class PlanePerturbation(Interventions):
             if by_planes and planes >= n_planes[layer]:
                 return {"map_rise": np.full((len(COSTS), len(run.rows)), np.nan)}
             band = [planes] if by_planes else _third(planes)
-            how = {"edit": map_edit, "heads": [(layer, head) for head in heads[layer]], "band": band}
-            return {"map_rise": self.under(run, how)["loss"] - loss}
+            options = {"edit": map_edit, "heads": [(layer, head) for head in heads[layer]], "band": band}
+            return {"map_rise": self.under(run, options)["loss"] - loss}
 
         planes = range(max(n_planes.values())) if by_planes else BANDS
         data = data.merge(run.grid(one_cell, pure=True, map_edit=self.map_edits, layer=list(n_planes), planes=planes))
@@ -245,27 +245,27 @@ class PlanePerturbation(Interventions):
         return numbers.correlation(rise, share, ranks=True, over=("layer", "planes"))
 
     def findings(self, numbers: Numbers) -> list[str]:
-        share, rises = "" if self.most == 1 else f" at strength {self.most:g}", self.rises(numbers)
+        strength, rises = "" if self.most == 1 else f" at strength {self.most:g}", self.rises(numbers)
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
-        beside = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
+        of_init = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = (
             f"{in_words(edit, self.words)} {rises[edit].with_interval:+.3f}, "
             f"{self._less_control(numbers, edit).with_interval:+.3f} more than a "
             "random rotation of the same energy"
             for edit in self.edits
         )
-        found = [f"Rise of the loss in nats, all planes of q and k edited{share}{beside}: {'; '.join(costs)}."]
+        sentences = [f"Rise of the loss in nats, all planes of q and k edited{strength}{of_init}: {'; '.join(costs)}."]
         if "map_rise" in numbers:
             edits = numbers.data["map_edit"].values
             rhos = (f"{in_words(edit, self.words)} {self.rho(numbers, edit):.2f}" for edit in edits)
-            found.append(
+            sentences.append(
                 f"Over planes, the rise has a rank correlation with what they carry of position: {'; '.join(rhos)}."
             )
-        return found
+        return sentences
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         control = numbers.along(self.rise_of(numbers, "control"), "condition")
-        return super().table(numbers).assign(control=[one.value for one in control])
+        return super().table(numbers).assign(control=[rise.value for rise in control])
 
 
 def _third(band: str) -> Callable[[Rope], Tensor]:

@@ -37,7 +37,7 @@ from tl_posgen.rope.rotation import complex_frequencies
 
 _SIDES = {"q": "queries", "k": "keys"}
 _SYMBOLS = {"q": "circle", "k": "diamond-open"}
-_BOTH, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
+_DIMS, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
 _INTERACTION = {"part": "interaction", **WITHOUT_FIRST}
 
 
@@ -56,8 +56,8 @@ def require_rope_in_layers(self: Measure, run: Run) -> None:
     """Refuse chosen layers none of which rotates, as `Measure.refuse`; layers that are not understood are refused when
     they run."""
     layers = list(select_heads(run.session, **run.where))
-    known = [found for layer in layers if isinstance(found := run.session.layers()[layer], Probed)]
-    if len(known) == len(layers) and not any(layer.geometry.rope.rotary_dim for layer in known):
+    probed = [probe for layer in layers if isinstance(probe := run.session.layers()[layer], Probed)]
+    if len(probed) == len(layers) and not any(layer.geometry.rope.rotary_dim for layer in probed):
         raise UnsupportedModelError(
             f"layers {', '.join(map(str, layers))}: none of them has RoPE, so there are no planes; choose other "
             f"layers, or leave {self.name} out"
@@ -67,28 +67,30 @@ def require_rope_in_layers(self: Measure, run: Run) -> None:
 def _draw_phases(result: Any) -> go.Figure:
     """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
     highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
-    chosen = {part: (one.layer, one.head) for part, one in highest.items() if one.number}
-    both = [(side, data.sel(WITHOUT_FIRST)) for side, data, _ in drawn_models(result)]
-    places = [*product(both, chosen.items())]
-    titles = [f"{f'most {part}: ' * (side == both[0][0])}{head_name(*at)} · {side}" for (side, _), (part, at) in places]
-    polar = [[{"type": "polar"}] * len(chosen)] * len(both)
+    chosen = {part: (extreme.layer, extreme.head) for part, extreme in highest.items() if extreme.number}
+    models = [(side, data.sel(WITHOUT_FIRST)) for side, data, _ in drawn_models(result)]
+    places = [*product(models, chosen.items())]
+    titles = [
+        f"{f'most {part}: ' * (side == models[0][0])}{head_name(*at)} · {side}" for (side, _), (part, at) in places
+    ]
+    polar = [[{"type": "polar"}] * len(chosen)] * len(models)
     panels = Panels(titles, columns=len(chosen), row_height=320, specs=polar, vertical_spacing=0.14)
     for number, ((_, data), (_, (layer, head))) in enumerate(places):
-        one = data.sel(layer=layer, head=head)
-        one = one.isel(plane=np.isfinite(one["wavelength"].values))  # the unrotated rest has no phase
+        of_head = data.sel(layer=layer, head=head)
+        of_head = of_head.isel(plane=np.isfinite(of_head["wavelength"].values))  # the unrotated rest has no phase
         for side, name in _SIDES.items():
             marker = {
-                "color": np.log10(one["wavelength"].values),
+                "color": np.log10(of_head["wavelength"].values),
                 "coloraxis": "coloraxis",
                 "symbol": _SYMBOLS[side],
                 "size": 9,
             }
             markers = go.Scatterpolar(
-                r=one["concentration"].sel(side=side).values,
-                theta=np.degrees(one["phase"].sel(side=side).values),
+                r=of_head["concentration"].sel(side=side).values,
+                theta=np.degrees(of_head["phase"].sel(side=side).values),
                 mode="markers",
                 marker=marker | {"line": {"width": 0 if side == "q" else 2}},
-                text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in one["wavelength"].values],
+                text=[f"{name}, wavelength {wavelength:.4g}" for wavelength in of_head["wavelength"].values],
                 hovertemplate="%{text}<br>concentration %{r:.3f}, %{theta:.0f}°<extra></extra>",
                 name=name,
             )
@@ -160,16 +162,16 @@ class Planes(Measure):
             interval=True,
         ),
         "std": Variable(
-            "std of the scores", "logits", "over all (query, key, distance), as softmax sees them", _BOTH, interval=True
+            "std of the scores", "logits", "over all (query, key, distance), as softmax sees them", _DIMS, interval=True
         ),
         "score_sum": Variable(
-            "sum of plane scores / std", "", "sum_m s_m / std", _BOTH, "plane_score_sum", "plane score", interval=True
+            "sum of plane scores / std", "", "sum_m s_m / std", _DIMS, "plane_score_sum", "plane score", interval=True
         ),
         "additive": Variable(
             *("certified additive", ""),
             "1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d 2|sin(theta d / 2)| "
             "<= eps",
-            *(_BOTH, "plane_additive"),
+            *(_DIMS, "plane_additive"),
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
@@ -214,17 +216,17 @@ class Planes(Measure):
         rope = layer.geometry.rope
         if not rope.rotary_dim:
             return {}
-        both = [PlaneMoments.from_qk(layer.q, layer.k, rope, first_token=first) for first in (True, False)]
-        return dict(zip(TOKENS, both, strict=True))
+        moments = [PlaneMoments.from_qk(layer.q, layer.k, rope, first_token=first) for first in (True, False)]
+        return dict(zip(TOKENS, moments, strict=True))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         n = self.n_distances or max(sums.lengths.values())
-        all_tokens, rest = (sums.by_layer(tokens) for tokens in TOKENS)
-        found = {}
+        all_tokens, without_first = (sums.by_layer(tokens) for tokens in TOKENS)
+        layer_values = {}
         for layer in all_tokens:
             geometry = sums.layers[layer][0]
             where, values = (geometry.rope, geometry.scale, min(n, geometry.window or n)), []
-            for moments in (all_tokens[layer], rest[layer]):
+            for moments in (all_tokens[layer], without_first[layer]):
                 by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
                 parts = by_plane.sum(-1)
                 std = parts.sum(0).sqrt()
@@ -233,8 +235,8 @@ class Planes(Measure):
                 of_tokens |= {"score_sum": plane_scores(moments, *where).sum(-1) / std}
                 values.append(side_patterns(moments) | of_tokens | {"additive": double(meets.any(0).all(-1))})
             wavelength = 2 * torch.pi / complex_frequencies(geometry.rope, geometry.d_head)
-            found[layer] = values[0] | {"wavelength": wavelength}, values[1]
-        data = sums.variables_of(found).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
+            layer_values[layer] = values[0] | {"wavelength": wavelength}, values[1]
+        data = sums.variables_of(layer_values).reindex(layer=sorted(sums.layers))  # NaN of layers without RoPE
         return data.assign_attrs(n_distances=n)
 
     def correlation(self, numbers: Numbers, *, ranks: bool = False) -> Number:

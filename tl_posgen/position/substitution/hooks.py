@@ -115,8 +115,8 @@ def authors_split(model: Model | Session, *, layers: Layers = None, heads: Heads
 
     Source: the public code of the first author of Han & Ji 2025 (arXiv 2503.13305), github.com/Glaciohound/LM-Infinite.
     """
-    how = {"gamma": 0.97, "threshold": "layer", "from_layer": 4}
-    return substitute(model, by_split(point_mass(1000)), layers=layers, heads=heads, **how)
+    options = {"gamma": 0.97, "threshold": "layer", "from_layer": 4}
+    return substitute(model, by_split(point_mass(1000)), layers=layers, heads=heads, **options)
 
 
 def heads_from(

@@ -182,11 +182,11 @@ def split_maps(
     q, k = double(q), double(k)
     split = split_scores(q, k, rope, scale, uniform(min(n, window or n)), k[:, 1:].mean(1))
     position = split.position if bias is None else split.position + bias.to(split.position)
-    w, f, g = (_within_rows(one, counted) for one in (scores, position, split.content))
+    w, f, g = (_within_rows(values, counted) for values in (scores, position, split.content))
     parts = torch.stack([f, g, f + g])
     energies = w.square().sum((-2, -1)) * parts.square().sum((-2, -1))
     r = (w * parts).sum((-2, -1)) / energies.sqrt()
-    w, f, g = (one.masked_fill(~counted, torch.nan) for one in (w, f, g))
+    w, f, g = (values.masked_fill(~counted, torch.nan) for values in (w, f, g))
     return SplitMaps(w, f, g, r)
 
 

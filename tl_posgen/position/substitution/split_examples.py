@@ -37,8 +37,8 @@ def _token_labels(data: xr.Dataset) -> list[str]:
     rows = zip(*(data[name].values for name in ("layer", "head", "why")), data["r"].values.tolist(), strict=True)
     return [
         f"{head_name(layer, head)}: {why} (r within rows: position {format_number(position, '.2f')}, content "
-        f"{format_number(content, '.2f')}, both {format_number(both, '.2f')}); attention without the first token"
-        for layer, head, why, (position, content, both) in rows
+        f"{format_number(content, '.2f')}, both {format_number(of_both, '.2f')}); attention without the first token"
+        for layer, head, why, (position, content, of_both) in rows
     ]
 
 
@@ -52,15 +52,18 @@ def _token_page(data: xr.Dataset, example: int) -> Any:
 
 def _draw_maps(result: Any) -> go.Figure:
     """Draw scores, position and content, a row a head; below each head the same one of the random init."""
-    both, n = drawn_models(result), result.trained.sizes["example"]
-    rows = [(side, data, number) for number, (side, data, _) in product(range(n), both)]
-    shown, titles = [data.isel(example=number) for _, data, number in rows], []
-    for (side, *_), one in zip(rows, shown, strict=True):
-        position, content, both = (format_number(float(r), ".2f") for r in one["r"].values)
-        titles += [f"{head_name(one['layer'], one['head'])}, {one['why'].item()} · {side}", f"position, r {position}"]
-        titles.append(f"content, r {content} (both {both})")
+    models, n = drawn_models(result), result.trained.sizes["example"]
+    rows = [(side, data, number) for number, (side, data, _) in product(range(n), models)]
+    examples, titles = [data.isel(example=number) for _, data, number in rows], []
+    for (side, *_), head in zip(rows, examples, strict=True):
+        r_position, r_content, r_of_both = (format_number(float(r), ".2f") for r in head["r"].values)
+        titles += [
+            f"{head_name(head['layer'], head['head'])}, {head['why'].item()} · {side}",
+            f"position, r {r_position}",
+        ]
+        titles.append(f"content, r {r_content} (both {r_of_both})")
     panels = Panels(titles, columns=3, row_height=300)
-    for row, maps in enumerate(shown):
+    for row, maps in enumerate(examples):
         reach = float(abs(maps["scores"]).quantile(0.98))
         colours = {"colorscale": DIVERGING, "reversescale": True, "zmin": -reach, "zmax": reach}
         for column, name in enumerate(MAPS):
@@ -118,7 +121,7 @@ class SplitExamples(Measure):
         return {"part": PARTS}
 
     def of_model(self, run: Run) -> xr.Dataset:
-        shown = run.rows[0][:N_TOKENS]
+        tokens = run.rows[0][:N_TOKENS]
         if run.trained is not None:  # null models show its heads
             picks = list(zip(*(run.trained[name].values.tolist() for name in ("layer", "head", "why")), strict=True))
         else:
@@ -128,7 +131,7 @@ class SplitExamples(Measure):
                 places = [(layer.layer, head) for head in layer.heads]
                 position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
 
-            run_capture(run.session, shown[None], keep, **run.where)
+            run_capture(run.session, tokens[None], keep, **run.where)
             values, chosen = pd.Series(position_r, dtype=float), run.where["heads"] is not None
             picks = pick_heads(values, self.examples, _WHY, chosen=chosen)
 
@@ -136,7 +139,7 @@ class SplitExamples(Measure):
             maps = _maps_of(layer)
             return {**{name: getattr(maps, name).float() for name in MAPS}, "r": maps.r.mT}
 
-        return head_examples(run, shown, len(shown), picks, examples)
+        return head_examples(run, tokens, len(tokens), picks, examples)
 
     def findings(self, numbers: Numbers) -> list[str]:
         lines = []
@@ -145,12 +148,12 @@ class SplitExamples(Measure):
                 numbers.data.sel(example=example),
                 [numbers("r", example=example, part=part) for part in PARTS],
             )
-            nulls = (in_brackets(f"random init {one.of_inits.plain:.2f}" if one.inits else "") for one in r_of_parts)
-            position, content, both = map("{:.2f}{}".format, (one.plain for one in r_of_parts), nulls)
+            nulls = (in_brackets(f"random init {r.of_inits.plain:.2f}" if r.inits else "") for r in r_of_parts)
+            position, content, of_both = map("{:.2f}{}".format, (r.plain for r in r_of_parts), nulls)
             lines.append(
                 f"{head_name(place['layer'], place['head'])}, {place['why'].item()}: within rows of one "
                 f"prompt scores correlate with their position part at {position}, with their content part at "
-                f"{content}, with both at {both}."
+                f"{content}, with both at {of_both}."
             )
         return lines
 
@@ -161,5 +164,5 @@ class SplitExamples(Measure):
 def _maps_of(layer: LayerCapture) -> SplitMaps:
     """Return the maps of every captured head."""
     geometry, away = layer.geometry, double(layer.positions[:, None] - layer.positions)
-    how: dict[str, Any] = {"window": geometry.window, "bias": geometry.distance_bias(away, layer.heads)}
-    return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **how)
+    options: dict[str, Any] = {"window": geometry.window, "bias": geometry.distance_bias(away, layer.heads)}
+    return split_maps(layer.scores(), layer.q, layer.k, geometry.rope, geometry.scale, **options)

@@ -47,7 +47,7 @@ from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
 
 _UNIFORM = "uniform_attention"
-AT_SINKS = {one: f"{one}, true at sinks" for one in ("query_profile", "own_profile", _UNIFORM)}
+AT_SINKS = {name: f"{name}, true at sinks" for name in ("query_profile", "own_profile", _UNIFORM)}
 AT_RANDOM = "query_profile, true at random keys"
 NO_VALUES = {
     "query_profile": "query_profile, sinks without value",
@@ -56,7 +56,7 @@ NO_VALUES = {
 }
 OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, *NO_VALUES.values())
 NO_STAND_IN = (UNTOUCHED, _UNIFORM)
-_TOLD = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
+_ON_TOP = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
 NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
 _NO_SPLIT = (*NOT_OF_ALL, "position", "content")
 _BY_HEAD = ("condition", *HEAD)
@@ -80,7 +80,7 @@ Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
 
 def _draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
-    figure, points, named, own = go.Figure(), np.empty((2, 0)), [], result.numbers
+    figure, points, named, numbers = go.Figure(), np.empty((2, 0)), [], result.numbers
     for side, data, colour in reversed(drawn_models(result)):
         stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
         x = stand_ins["r"].mean(HEAD).values
@@ -89,12 +89,12 @@ def _draw_correlation(result: Any) -> go.Figure:
         look = {"mode": "markers", "marker": {"size": 10 if is_own else 7, "color": colour}, "name": side}
         figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
         if is_own:
-            known = np.isfinite(x) & np.isfinite(y)
-            points, named = np.stack([x, y])[:, known], [name for name, one in zip(names, known, strict=True) if one]
-    worth, label = result.measure.worth(own).value, "uniform attention"
+            valid = np.isfinite(x) & np.isfinite(y)
+            points, named = np.stack([x, y])[:, valid], [name for name, ok in zip(names, valid, strict=True) if ok]
+    worth, label = result.measure.worth(numbers).value, "uniform attention"
     figure.add_hline(y=worth, line_dash="dot", annotation_text=label, annotation_position="bottom left")
     figure.update_layout(xaxis_title="r of stand-in and scores, mean over heads", yaxis_title="rise of the loss, nats")
-    r, kl = (result.measure.rank(own, name).plain for name in ("r", "attention_kl"))
+    r, kl = (result.measure.rank(numbers, name).plain for name in ("r", "attention_kl"))
     subtitle = (
         "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
         f"and share recovered {r:.2f}, of attention KL {kl:.2f}"
@@ -210,17 +210,19 @@ class Substitution(Interventions):
 
     def stand_ins(self, length: int) -> dict[str, ScoresOf]:
         """Return what stands for the scores of prompts of `length` tokens, by condition."""
-        found: dict[str, ScoresOf] = {_UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
-        found |= {"three_axis": by_three_axis}
-        found |= {f"three_axis_near_{one:g}": partial(by_three_axis, weights=near(one)) for one in self.near_widths}
+        stand_ins: dict[str, ScoresOf] = {_UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
+        stand_ins |= {"three_axis": by_three_axis}
+        stand_ins |= {
+            f"three_axis_near_{width:g}": partial(by_three_axis, weights=near(width)) for width in self.near_widths
+        }
         if length <= LONGEST:
-            found["three_axis_attention"] = partial(by_three_axis, weights="attention")
-        found |= {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in self.dummy_distances}
-        found |= {f"triangle_{width:g}": by_split(triangle(width)) for width in self.widths}
-        found |= {f"mean_query_{n}": by_split(uniform(n), query="mean") for n in self.mean_query_distances}
-        found |= {"k_q_simplify": by_split(all_positions, query="mean")}
-        found |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
-        return found | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
+            stand_ins["three_axis_attention"] = partial(by_three_axis, weights="attention")
+        stand_ins |= {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in self.dummy_distances}
+        stand_ins |= {f"triangle_{width:g}": by_split(triangle(width)) for width in self.widths}
+        stand_ins |= {f"mean_query_{n}": by_split(uniform(n), query="mean") for n in self.mean_query_distances}
+        stand_ins |= {"k_q_simplify": by_split(all_positions, query="mean")}
+        stand_ins |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
+        return stand_ins | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         heads, stand_ins = heads_from(run.session, self.from_layer, **run.where), self.stand_ins(run.tokens.shape[1])
@@ -229,10 +231,10 @@ class Substitution(Interventions):
 
         @cache
         def hooks_of_prompt(prompt: int) -> dict[str, HookList]:
-            sinks, others = self._sinks_and_others(run, prompt)
-            found = {name: replaced(by) for name, by in self._true_at_keys(stand_ins, sinks, others).items()}
-            whole, no_values = {UNTOUCHED: [], **hooks, **found}, no_values_at(run.session, sinks)
-            return found | {condition: whole[name] + no_values for name, condition in NO_VALUES.items()}
+            sinks, controls = self._sinks_and_others(run, prompt)
+            true_hooks = {name: replaced(by) for name, by in self._true_at_keys(stand_ins, sinks, controls).items()}
+            all_hooks, no_values = {UNTOUCHED: [], **hooks, **true_hooks}, no_values_at(run.session, sinks)
+            return true_hooks | {condition: all_hooks[name] + no_values for name, condition in NO_VALUES.items()}
 
         hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
@@ -246,15 +248,18 @@ class Substitution(Interventions):
         if prompt not in run.shared:
             sinks, seed = attention_sinks(run.session, run.rows[prompt], self.sink_share), run.seed + prompt
             sees = (run.session.layer(layer).geometry.visible(sinks.shape[1]) for layer in range(len(sinks)))
-            run.shared[prompt] = sinks, torch.stack([random_keys(*one, seed) for one in zip(sinks, sees, strict=True)])
+            run.shared[prompt] = (
+                sinks,
+                torch.stack([random_keys(*masks, seed) for masks in zip(sinks, sees, strict=True)]),
+            )
         return run.shared[prompt]
 
     def _true_at_keys(
-        self, stand_ins: Mapping[str, ScoresOf], sinks: Bool[Tensor, "layer key"], others: Bool[Tensor, "layer key"]
+        self, stand_ins: Mapping[str, ScoresOf], sinks: Bool[Tensor, "layer key"], controls: Bool[Tensor, "layer key"]
     ) -> dict[str, ScoresOf]:
         """Return stand-ins with the true scores of sinks, or of other keys, by condition."""
         true = {condition: true_at(stand_ins[name], sinks) for name, condition in AT_SINKS.items()}
-        return true | {AT_RANDOM: true_at(stand_ins["query_profile"], others)}
+        return true | {AT_RANDOM: true_at(stand_ins["query_profile"], controls)}
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, sums, stand_ins = super().of_model(run), run.sums(), self.stand_ins(run.tokens.shape[1])
@@ -264,10 +269,10 @@ class Substitution(Interventions):
             exact, sinks = capture.scores(), keys[capture.prompt][0][capture.layer].to(capture.device)
             visible = capture.geometry.visible(exact.shape[1], exact.device)
             several_times = {name: partial(LayerCapture.shared, function=stand_ins[name]) for name in AT_SINKS}
-            every = stand_ins | several_times
-            every |= self._true_at_keys(every, *keys[capture.prompt])
+            all_stand_ins = stand_ins | several_times
+            all_stand_ins |= self._true_at_keys(all_stand_ins, *keys[capture.prompt])
             log_p, seen, kl, r = log_attention(exact, visible), exact[:, visible], [], []
-            for by in (LayerCapture.scores, *every.values()):
+            for by in (LayerCapture.scores, *all_stand_ins.values()):
                 scores = stand_in(capture, by, self.gamma, threshold=self.threshold)
                 kl.append(kl_of_logs(log_p, scores, visible).mean(1))
                 r.append(pearson(seen, scores[:, visible]))
@@ -277,8 +282,8 @@ class Substitution(Interventions):
 
         replace(run, where={"heads": heads_from(run.session, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(max(run.session.n_heads))}
-        found = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *AT_SINKS.values(), AT_RANDOM])
-        return data.merge(found.reindex(coords | {"condition": data["condition"]}))
+        means = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *AT_SINKS.values(), AT_RANDOM])
+        return data.merge(means.reindex(coords | {"condition": data["condition"]}))
 
     def worth(self, numbers: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
@@ -286,8 +291,8 @@ class Substitution(Interventions):
 
     def rank(self, numbers: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
-        both = (self.recovered_of(numbers), numbers.array(name, condition=None).mean(HEAD))
-        x, y = (one.drop_sel(condition=list(NOT_OF_ALL)) for one in both)
+        arrays = (self.recovered_of(numbers), numbers.array(name, condition=None).mean(HEAD))
+        x, y = (array.drop_sel(condition=list(NOT_OF_ALL)) for array in arrays)
         return numbers.correlation(x, y, ranks=True, over=("condition",))
 
     def findings(self, numbers: Numbers) -> list[str]:
@@ -323,13 +328,13 @@ class Substitution(Interventions):
         first, later = (numbers.data[name] for name in ("first_is_sink", "n_later_sinks"))
         if not (first + later).sum():
             return f"No key takes {rule}: there is no attention sink."
-        shares = {name: one.with_interval for name, one in self.recovered(numbers).items()}
+        shares = {name: share.with_interval for name, share in self.recovered(numbers).items()}
         true, unchanged = AT_SINKS["query_profile"], NO_VALUES[UNTOUCHED]
-        n_first, n_later = (int((one >= 0.5).sum()) for one in (first, later))
-        others = f", of others in {n_later}" if n_later else ""
+        n_first, n_later = (int((per_layer >= 0.5).sum()) for per_layer in (first, later))
+        behind = f", of others in {n_later}" if n_later else ""
         return (
             f"With the true scores of attention sinks alone (keys that take {rule}: of the first token in {n_first} of "
-            f"{counted(first.size, 'layer')}{others}), the profile of each query recovers {shares[true]:.1%} instead "
+            f"{counted(first.size, 'layer')}{behind}), the profile of each query recovers {shares[true]:.1%} instead "
             f"of {shares['query_profile']:.1%}; with as many true scores of random keys {shares[AT_RANDOM]:.1%}; with "
             f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[_UNIFORM]]:.1%}. Where the values of "
             f"sinks are zero, so that they only take attention from other keys: {shares[NO_VALUES[true]]:.1%} instead "
@@ -341,5 +346,5 @@ class Substitution(Interventions):
             name: numbers.along(numbers.array(name, condition=None), "condition") for name in ("r", "attention_kl")
         }
         frame = super().table(numbers).drop(columns=["rise", "low", "high"])
-        frame = frame.assign(**{name: [one.value for one in of_conditions] for name, of_conditions in columns.items()})
-        return frame.sort_values("condition", key=lambda names: ~names.isin(_TOLD), kind="stable", ignore_index=True)
+        frame = frame.assign(**{name: [number.value for number in column] for name, column in columns.items()})
+        return frame.sort_values("condition", key=lambda names: ~names.isin(_ON_TOP), kind="stable", ignore_index=True)

@@ -48,5 +48,5 @@ def bias_share(
     if bias is None:
         return torch.zeros(len(weight), dtype=DOUBLE, device=weight.device)
     energy = (double(inputs) @ double(weight)).square().sum((-2, -1))
-    free = len(inputs) * double(bias).square().sum(-1)
-    return free / (energy + free)
+    bias_energy = len(inputs) * double(bias).square().sum(-1)
+    return bias_energy / (energy + bias_energy)

@@ -31,8 +31,8 @@ def plane_contributions(
     """
     n, sums = q.shape[1], []
     turns = turns_at(torch.arange(n, device=q.device), rope)
-    for heads in zip(q, k, strict=True):  # one at a time, as the transforms take several times the room of the result
-        z_q, z_k = (complex_planes(rotate_by(double(x), turns, rope), rope).mT for x in heads)
+    for qk in zip(q, k, strict=True):  # one at a time, as the transforms take several times the room of the result
+        z_q, z_k = (complex_planes(rotate_by(double(x), turns, rope), rope).mT for x in qk)
         # Re sum_i z^q_i conj(z^k_{i-D}) for every D >= 0; padded to 2n, so that the FFT does not wrap round
         product = torch.fft.fft(z_q, 2 * n) * torch.fft.fft(z_k, 2 * n).conj()
         sums.append(scale * torch.fft.ifft(product).real[..., :n])

@@ -93,8 +93,8 @@ def slash_statistics_of_rows(
     entropies = torch.full((2, n_heads, n), torch.nan, dtype=DOUBLE, device=device)
     first = torch.zeros(n_heads, dtype=DOUBLE, device=device)
     groups = row_ranges(n_heads, ROWS * n, elements_at_once(device, BLOCK))
-    for part, (start, stop) in product(groups, list(row_ranges(n, 1, ROWS))):
-        heads = slice(*part)
+    for group, (start, stop) in product(groups, list(row_ranges(n, 1, ROWS))):
+        heads = slice(*group)
         rows = rows_of(heads, start, stop)  # see only keys below `stop`
         rest, tiny = rows[..., 1:].sum(-1), torch.finfo(rows.dtype).tiny
         weights = torch.stack([torch.ones_like(rest), torch.where(rest > tiny, 1 / rest, 0.0)])
@@ -103,8 +103,8 @@ def slash_statistics_of_rows(
         if entropy:
             # of p / rest over j >= 1: (H + p_0 log p_0) / rest + log rest
             terms = rows.clamp_min(tiny).log_().mul_(rows)
-            without = torch.where(rest > tiny, -terms[..., 1:].sum(-1) / rest + rest.clamp_min(tiny).log(), 0.0)
-            entropies[:, heads, start:stop] = double(torch.stack([-terms.sum(-1), without]))
+            without_first = torch.where(rest > tiny, -terms[..., 1:].sum(-1) / rest + rest.clamp_min(tiny).log(), 0.0)
+            entropies[:, heads, start:stop] = double(torch.stack([-terms.sum(-1), without_first]))
     distance = torch.arange(n, dtype=DOUBLE, device=device)
     n_queries = torch.stack([n - distance, n - 1 - distance])  # of each distance, the last one without the first: none
     uniform = torch.full((2, n), torch.nan, dtype=DOUBLE)
@@ -151,7 +151,7 @@ def uniform_scores(n: int, window: int | None = None) -> Float[Tensor, " distanc
         >>> uniform_scores(2).tolist()
         [0.75, 0.5]
     """
-    each = 1 / torch.arange(1, n + 1, dtype=DOUBLE).clamp(max=n if window is None else window)
+    attention = 1 / torch.arange(1, n + 1, dtype=DOUBLE).clamp(max=n if window is None else window)
     distance = torch.arange(n)
-    mean = each.flip(0).cumsum(0).flip(0) / (n - distance)
+    mean = attention.flip(0).cumsum(0).flip(0) / (n - distance)
     return mean if window is None else mean.where(distance < window, 0.0)

@@ -69,27 +69,27 @@ def bias_pair_shares(
     distance = weighted_spread(turn, p)
     of_distance = {False: distance.at_mean, True: distance.about_mean}
     seen = variance_shares(moments, rope, scale, n_distances, weights=weights).within_rows.total
-    sides = {}
-    for side, whole, bias in (("q", moments.q, bias_q), ("k", moments.k, bias_k)):
-        of_bias = complex_planes(bias, rope).to(whole.mean)
-        sides[side] = whole, {"bias": of_bias, "rest": whole.mean - of_bias}
+    factors = {}
+    for side, spread, bias in (("q", moments.q, bias_q), ("k", moments.k, bias_k)):
+        of_bias = complex_planes(bias, rope).to(spread.mean)
+        factors[side] = spread, {"bias": of_bias, "rest": spread.mean - of_bias}
 
     def second_moments(side: str, summand: str, deviates: bool, with_whole: bool) -> SecondMoments | None:
-        whole, means = sides[side]
+        spread, means = factors[side]
         if deviates:
-            return None if summand == "bias" else whole.about_mean
-        return _products(means[summand], whole.mean if with_whole else means[summand])
+            return None if summand == "bias" else spread.about_mean
+        return _products(means[summand], spread.mean if with_whole else means[summand])
 
     def of_pair(pair: str, part: str, with_whole: bool) -> Float[Tensor, " head"]:
-        found = torch.zeros_like(seen)
+        covariance = torch.zeros_like(seen)
         for component in PARTS[part]:
             q, k = (
                 second_moments(side, summand, side in component, with_whole)
                 for side, summand in zip("qk", pair.split("-"), strict=True)
             )
             if q is not None and k is not None:
-                found = found + mean_square(q, k, of_distance["d" in component])
-        return scale**2 * found / seen
+                covariance = covariance + mean_square(q, k, of_distance["d" in component])
+        return scale**2 * covariance / seen
 
     share, alone = (
         torch.stack([torch.stack([of_pair(pair, part, with_whole) for part in PARTS], -1) for pair in PAIRS], 1)

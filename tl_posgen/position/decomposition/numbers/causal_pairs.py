@@ -182,16 +182,18 @@ def _tables(pairs: CausalPairs, device: torch.device) -> tuple[Tensor, Tensor, T
     """Return weights, counts, and the free directions that `consistent` removes: how much of each sums have, and each
     one times the counts."""
     *near, far = pairs.own_weights
-    given = torch.tensor([*near, *[far] * (pairs.width - len(near))], dtype=DOUBLE, device="cpu")
-    weights, size = pad(given, (0, pairs.size - pairs.width)), pairs.size
+    in_window = torch.tensor([*near, *[far] * (pairs.width - len(near))], dtype=DOUBLE, device="cpu")
+    weights, size = pad(in_window, (0, pairs.size - pairs.width)), pairs.size
     at_tokens = weights.cumsum(0).flip(0)
     counts = torch.stack([weights * torch.arange(size, 0, -1, device="cpu"), at_tokens, at_tokens])[:, None]
     t = torch.arange(size, dtype=DOUBLE, device="cpu") / size
-    one = torch.ones_like(t)
-    free = torch.stack([torch.cat(line) for line in ([one, -one, 0 * one], [one, 0 * one, -one], [t - t[-1], t, t])])
+    ones = torch.ones_like(t)
+    free = torch.stack(
+        [torch.cat(line) for line in ([ones, -ones, 0 * ones], [ones, 0 * ones, -ones], [t - t[-1], t, t])]
+    )
     weighted = free * counts.flatten()
-    found = weights, counts, free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True), weighted
-    weights, counts, free, weighted = (x.to(device) for x in found)
+    tables = weights, counts, free.T @ torch.linalg.pinv(free @ weighted.T, hermitian=True), weighted
+    weights, counts, free, weighted = (x.to(device) for x in tables)
     return weights, counts, free, weighted
 
 

@@ -36,10 +36,10 @@ class MeanKeyProducts:
     scores: PairMoments
 
     @classmethod
-    def joined(cls, parts: Sequence["MeanKeyProducts"]) -> "MeanKeyProducts":
+    def joined(cls, products: Sequence["MeanKeyProducts"]) -> "MeanKeyProducts":
         """Return those of all heads of several layers, over the same pairs."""
-        shared, of_split = (torch.cat([getattr(one, name) for one in parts], -1) for name in ("shared", "of_split"))
-        return cls(shared, of_split, PairMoments.joined([one.scores for one in parts]))
+        shared, of_split = (torch.cat([getattr(p, name) for p in products], -1) for name in ("shared", "of_split"))
+        return cls(shared, of_split, PairMoments.joined([p.scores for p in products]))
 
     @property
     def pairs(self) -> CausalPairs:
@@ -52,9 +52,9 @@ class MeanKeyProducts:
     def correlation(self) -> Float[Tensor, "rows=2 tokens=2 distance head"]:
         """corr(W, f + g) over all pairs, and within rows, whose means softmax ignores; NaN where W is constant."""
         assert self.scores.without_first_token
-        both = self.scores, self.scores.without_first_token
+        moments = self.scores, self.scores.without_first_token
         squares, constant = (
-            torch.stack([getattr(one, name) for one in both])[:, :, None] for name in ("squares", "is_constant")
+            torch.stack([getattr(m, name) for m in moments])[:, :, None] for name in ("squares", "is_constant")
         )
         r = (self.shared / (squares * self.of_split).sqrt()).nan_to_num(0, 0, 0).clamp(-1, 1)
         return r.masked_fill(constant, torch.nan).transpose(0, 1)
@@ -107,8 +107,8 @@ def mean_key_products(
     turned_means = rotate(torch.stack([mean, mean_of_rest]), positions, rope)
     heads = (q, mean - mean_of_rest, turned_q, turned_k, *turned_means, k - mean_of_rest)
     groups = zip(*(x.split(at_once) for x in heads), strict=True)
-    found = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -2).mT * scale**2
-    shared, of_split = found
+    products = torch.cat([_products(*group, turns=turns, pairs=pairs) for group in groups], -2).mT * scale**2
+    shared, of_split = products
     return MeanKeyProducts(shared, of_split, scores or pair_moments(turned_q, turned_k, scale, window=window))
 
 
@@ -137,9 +137,9 @@ def _products(
     # the mean of the keys is subtracted, and its row means are added back, so that no digits cancel
     centre = of_keys[:, :, 1:].mean(2, keepdim=True)
     vectors = torch.cat([centre, of_keys[:, :, :1], moved[None]])[:, :, 0].movedim(0, -1)
-    at_vectors = double(torch.stack([one @ vectors for one in queries])).movedim(-1, 0)
+    at_vectors = double(torch.stack([query @ vectors for query in queries])).movedim(-1, 0)
     at_centre, first, (by_moved,) = at_vectors.split([4, 4, 1])
-    means, gram = _within_rows([one[:, 1:] for one in queries], of_keys[:, :, 1:].sub_(centre), counts, pairs.width)
+    means, gram = _within_rows([query[:, 1:] for query in queries], of_keys[:, :, 1:].sub_(centre), counts, pairs.width)
 
     # from forms to W and S: rows without token 0, with its column, and both again about the mean of all pairs
     rows = torch.tensordot(sums, means + _of_forms(at_centre)[..., 1:], 1)
@@ -195,8 +195,8 @@ def _within_rows(
             stop, first = min(start + step, n), max(0, start - width + 1)
             shape = len(forms), heads, stop - start, stop - first
             scores = buffer[: math.prod(shape)].view(shape)
-            for one, (q, k) in zip(scores, forms, strict=True):
-                torch.matmul(q[:, start:stop], k[:, first:stop].mT, out=one)
+            for form, (q, k) in zip(scores, forms, strict=True):
+                torch.matmul(q[:, start:stop], k[:, first:stop].mT, out=form)
             scores[..., start - first :].tril_()
             if width < n:
                 scores.triu_(start - first - width + 1)
@@ -207,9 +207,9 @@ def _within_rows(
         seen = keys.cumsum(-2)  # sums over the keys that each query sees
         seen[..., width:, :] -= seen[..., :-width, :].clone()
         sums = torch.stack([torch.linalg.vecdot(q, seen[min(form, 3)]) for form, (q, _) in enumerate(forms)])
-        which = [(one, one) for one in range(1, len(forms))] + [(0, 1), (0, 2)]
-        which += [(one, g) for one in range(3) for g in range(3, len(forms))]
-        for (one, other), products in zip(which, products_over_band(forms, which, width), strict=True):
-            gram[:, one, other] = gram[:, other, one] = products
+        form_pairs = [(form, form) for form in range(1, len(forms))] + [(0, 1), (0, 2)]
+        form_pairs += [(form, g) for form in range(3) for g in range(3, len(forms))]
+        for (form, other_form), products in zip(form_pairs, products_over_band(forms, form_pairs, width), strict=True):
+            gram[:, form, other_form] = gram[:, other_form, form] = products
     means = double(sums) / counts
     return means, gram - torch.einsum("fhi,ghi->hfg", means * counts, means)

@@ -41,13 +41,13 @@ class PairMoments:
     without_first_token: "PairMoments | None" = None
 
     @classmethod
-    def joined(cls, parts: Sequence["PairMoments"]) -> "PairMoments":
+    def joined(cls, moments: Sequence["PairMoments"]) -> "PairMoments":
         """Return the moments of all heads of several layers, over the same pairs."""
-        if len(parts) == 1:
-            return parts[0]
-        rests = [one.without_first_token for one in parts if one.without_first_token is not None]
-        sums, within = torch.cat([one.sums for one in parts], 1), torch.cat([one.within_rows for one in parts])
-        return cls(parts[0].pairs, sums, within, cls.joined(rests) if rests else None)
+        if len(moments) == 1:
+            return moments[0]
+        without_first = [m.without_first_token for m in moments if m.without_first_token is not None]
+        sums, within = torch.cat([m.sums for m in moments], 1), torch.cat([m.within_rows for m in moments])
+        return cls(moments[0].pairs, sums, within, cls.joined(without_first) if without_first else None)
 
     @property
     def n_heads(self) -> int:
@@ -120,10 +120,10 @@ def pair_moments(
         ([[2.0, 4.0, 6.0]], [0.0])
     """
     pairs = CausalPairs(q.shape[1], window, distance_weights=tuple(map(float, distance_weights)))
-    groups = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
-    parts = [_of_heads(*both, scale, pairs) for both in zip(q.split(groups), k.split(groups), strict=True)]
-    first_key, *rest = (torch.cat(some, -2) for some in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
-    moments = _with_first_key(rest, first_key, pairs)
+    at_once = max(1, elements_at_once(q.device, QUERIES_AT_ONCE) // q[0].numel())
+    groups = [_of_heads(*qk, scale, pairs) for qk in zip(q.split(at_once), k.split(at_once), strict=True)]
+    first_key, *other_keys = (torch.cat(x, -2) for x in zip(*groups, strict=True)) if len(groups) > 1 else groups[0]
+    moments = _with_first_key(other_keys, first_key, pairs)
     if not finite and not moments.sums.isfinite().all():
         bad = ~(q.isfinite() & k.isfinite()).all(-1)
         remedy = "look for NaN in the model's weights, or for an overflow; leave this head out"
@@ -153,8 +153,8 @@ def pair_moments_from_rows(
         InputError: a visible score is not finite.
     """
     pairs = CausalPairs(n_tokens, window, distance_weights=tuple(map(float, distance_weights)))
-    one = rows(0, 1)
-    n_heads, n, device = len(one), pairs.size, one.device
+    first_row = rows(0, 1)
+    n_heads, n, device = len(first_row), pairs.size, first_row.device
     first_key = torch.zeros(n_heads, n, dtype=DOUBLE, device=device)
     sums, within = first_key.new_zeros(3, n_heads, n - 1), first_key.new_zeros(n_heads, 1)
     width, by_distance = min(pairs.width, max(n - 1, 1)), pairs.weights(device)
@@ -201,8 +201,8 @@ def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Te
     parted = pairs.width < pairs.size or not pairs.unweighted  # sums of parts lose digits
     dtype = DOUBLE if parted else torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     q, k = q.to(dtype), k.to(dtype)
-    others = slice(min(1, pairs.size - 1), None)  # token 0 is often far from the mean of the others
-    mean_q, mean_k = scale * q[:, others].mean(1, keepdim=True), k[:, others].mean(1, keepdim=True)
+    after_first = slice(min(1, pairs.size - 1), None)  # token 0 is often far from the mean of the others
+    mean_q, mean_k = scale * q[:, after_first].mean(1, keepdim=True), k[:, after_first].mean(1, keepdim=True)
     q, k = torch.add(-mean_q, q, alpha=scale), k - mean_k
     query_part, first_key = double(q @ torch.cat([mean_k, k[:, :1]], 1).mT).unbind(-1)
     query_part = query_part + double((mean_q @ mean_k.mT)[..., 0])
@@ -210,28 +210,28 @@ def _of_heads(q: Tensor, k: Tensor, scale: float, pairs: CausalPairs) -> list[Te
     first_key = first_key + query_part + key_part[:, :1]
     if pairs.size == 1:
         return [first_key]
-    rest = replace(pairs, first_token=False)
+    later_pairs = replace(pairs, first_token=False)
     q, k, query_part, key_part = (x[:, 1:] for x in (q, k, query_part, key_part))
-    counts = rest.counts(q.device)
-    distance, query, key, squares = weighted_sums_over_band(q, k, rest.own_weights, rest.width)
+    counts = later_pairs.counts(q.device)
+    distance, query, key, squares = weighted_sums_over_band(q, k, later_pairs.own_weights, later_pairs.width)
     squares = squares + (key_part * torch.add(counts[2] * key_part, key, alpha=2)).sum(-1)
-    by_row = (query + rest.over_band(key_part)).flip(-1)  # a query part adds nothing within rows
+    by_row = (query + later_pairs.over_band(key_part)).flip(-1)  # a query part adds nothing within rows
     within = (squares - (by_row.square() / counts[1]).sum(-1)).clamp(min=0)
     parts = torch.stack([torch.zeros_like(key_part), query_part.flip(-1), key_part])
-    sums = torch.stack([distance, query.flip(-1), key]) + rest.normal(parts, counts)
+    sums = torch.stack([distance, query.flip(-1), key]) + later_pairs.normal(parts, counts)
     return [first_key, sums, within[:, None]]
 
 
-def _with_first_key(rest: Sequence[Tensor], first_key: Tensor, pairs: CausalPairs) -> PairMoments:
+def _with_first_key(other_keys: Sequence[Tensor], first_key: Tensor, pairs: CausalPairs) -> PairMoments:
     """Return the moments of all keys, of the scores of key 0 [head, query], and the sums and squares of the others."""
     n, seen, weights = pairs.size, min(pairs.width, pairs.size), pairs.weights(first_key.device)
     if seen < n:
         first_key = first_key.masked_fill(torch.arange(n, device=first_key.device) >= seen, 0)
     weighted = first_key if pairs.unweighted else weights * first_key
     sums = torch.stack([weighted, weighted.flip(-1), pad(weighted.sum(-1, keepdim=True), (0, n - 1))])
-    if not rest:
+    if not other_keys:
         return PairMoments(pairs, sums, sums.new_zeros(len(first_key)))
-    without = PairMoments(replace(pairs, first_token=False), rest[0], rest[1][:, 0])
+    without = PairMoments(replace(pairs, first_token=False), other_keys[0], other_keys[1][:, 0])
     sums[:2, :, :-1] += without.sums[:2]
     sums[2, :, 1:] += without.sums[2]
     at_rows, gained = _first_key_tables(pairs, first_key.device)
@@ -247,8 +247,8 @@ def _first_key_tables(pairs: CausalPairs, device: torch.device) -> tuple[Tensor,
     their mean adds to the squares within the row, w N / (w + N)."""
     seen = min(pairs.width, pairs.size)
     at_rows = replace(pairs, first_token=False).counts()[1].flip(-1)[:, : seen - 1]
-    own = pairs.weights("cpu")[1:seen]
-    return at_rows.to(device), (own * at_rows / (at_rows + own)).to(device)
+    w = pairs.weights("cpu")[1:seen]
+    return at_rows.to(device), (w * at_rows / (at_rows + w)).to(device)
 
 
 def _not_finite(moments: PairMoments) -> Bool[Tensor, "head query"]:

@@ -40,8 +40,8 @@ def fit_pair_weights(
     Source: three axes: Han & Ji 2025 (arXiv 2503.13305); weights by attention: ours.
     """
     refuse_long(pairs.n_tokens)
-    found = [_fit_head(*both, head, pairs, ridge) for head, both in enumerate(zip(scores, weights, strict=True))]
-    theta, numbers = torch.stack([theta for theta, _ in found], 1), torch.stack([x for _, x in found], 1)
+    fits = [_fit_head(*of_head, head, pairs, ridge) for head, of_head in enumerate(zip(scores, weights, strict=True))]
+    theta, numbers = torch.stack([theta for theta, _ in fits], 1), torch.stack([x for _, x in fits], 1)
     r, within, mean, tss, std = numbers
     curves = pairs.spread(in_gauge(theta, pairs, mean, gauge))
     return ThreeAxisFit(r, within, *curves, tss, std, torch.full_like(r, torch.nan), pairs)
@@ -96,8 +96,8 @@ def _fit_head(
     fitted = theta[0][distance.clamp_(min=0)] + theta[1][:, None] + theta[2]
     tss, r = (p * w.square()).sum(), [torch.full_like(mean, torch.nan)] * 2
     for number, dims in enumerate(() if pairs.saturated else ((0, 1), (1,))):
-        own, fit = (_centred(one, p, dims) for one in (w, fitted))
-        shared, squares, of_fit = ((p * one * other).sum() for one, other in ((own, fit), (own, own), (fit, fit)))
+        centred, fit = (_centred(values, p, dims) for values in (w, fitted))
+        shared, squares, of_fit = ((p * u * v).sum() for u, v in ((centred, fit), (centred, centred), (fit, fit)))
         if squares > rounding_of(tss, total, mean):
             r[number] = (shared / (squares * of_fit).sqrt()).nan_to_num().clamp(-1, 1)
     theta[1] = theta[1].flip(-1)

@@ -56,23 +56,23 @@ def residual_sums(
     n, n_heads = fit.pairs.n_tokens, len(fit.r)
     moments = pair_moments_from_rows(lambda *block: _less(rows(*block), fit), n, window=fit.pairs.window)
     assert moments.without_first_token is not None
-    again = [fit_three_axis(one) for one in (moments, moments.without_first_token)]
-    energy, within, squares = fit.a.new_zeros(3, len(again), n_heads)
-    corner = fit.a.new_zeros(len(again), n_heads, *2 * [min(crop, n)])
+    refits = [fit_three_axis(variant) for variant in (moments, moments.without_first_token)]
+    energy, within, squares = fit.a.new_zeros(3, len(refits), n_heads)
+    corner = fit.a.new_zeros(len(refits), n_heads, *2 * [min(crop, n)])
     for start, stop in query_ranges(n_heads, n, fit.a.device):
         block, position = double(rows(start, stop)), torch.arange(stop, device=fit.a.device)
         left = _less(block, fit)
-        for number, one in enumerate(again):
-            seen, width = double(one.pairs.mask(position[start:], position)), one.pairs.width
-            scores, e = causal_rows(block, width) * seen, causal_rows(_less(left, one), width) * seen
+        for number, refit in enumerate(refits):
+            seen, width = double(refit.pairs.mask(position[start:], position)), refit.pairs.width
+            scores, e = causal_rows(block, width) * seen, causal_rows(_less(left, refit), width) * seen
             about_mean = (scores - (scores.sum(-1) / seen.sum(-1).clamp(min=1))[..., None]).mul_(seen)
             for sums, x in ((energy, e), (within, about_mean), (squares, scores)):
                 sums[number] += torch.linalg.vecdot(x, x).sum(-1)
-            shown = corner.shape[-1]
-            corner[number, :, start:stop, :stop] = e[:, : max(0, shown - start), :shown]
-    found = zip(again, energy, within, squares, corner, strict=True)
-    all_tokens, rest = (ResidualSums(one.pairs, *sums) for one, *sums in found)
-    return all_tokens, rest
+            n_corner = corner.shape[-1]
+            corner[number, :, start:stop, :stop] = e[:, : max(0, n_corner - start), :n_corner]
+    fits_and_sums = zip(refits, energy, within, squares, corner, strict=True)
+    all_tokens, without_first = (ResidualSums(refit.pairs, *sums) for refit, *sums in fits_and_sums)
+    return all_tokens, without_first
 
 
 def _less(scores: Float[Tensor, "head row key"], fit: ThreeAxisFit) -> Float[Tensor, "head row key"]:

@@ -144,8 +144,8 @@ def iid_r(pairs: CausalPairs) -> float:
     of_squares = token_squares - crossed - crossed.T + means.T @ (at_squares[:, None] * means)
     values, vectors = torch.linalg.eigh(scale[:, None] * (tokens - mixed.T @ means) * scale)
     n_kept = pairs.rank - pairs.width
-    kept = scale[:, None] * vectors[:, -n_kept:]
-    trace = (at_distance * at_squares).sum() + ((of_squares @ kept * kept).sum(0) / values[-n_kept:]).sum()
+    directions = scale[:, None] * vectors[:, -n_kept:]
+    trace = (at_distance * at_squares).sum() + ((of_squares @ directions * directions).sum(0) / values[-n_kept:]).sum()
     mean_part = p.square().sum() / p.sum()
     return math.sqrt(min(max(float((trace - mean_part) / (p.sum() - mean_part)), 0.0), 1.0))
 

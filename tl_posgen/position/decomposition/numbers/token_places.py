@@ -91,12 +91,12 @@ def shares_by_place(
     factors = {"q": moments.q, "k": moments.k, "d": weighted_spread(*turning(moments, rope, n_distances, weights))}
     at_mean = {name: factor.at_mean for name, factor in factors.items()}
     of_what = {side: factors[side].about_mean - shared[side] for side in shared} | {"d": factors["d"].about_mean}
-    found = torch.zeros_like(shares.shares)[..., None].repeat(1, 1, len(PLACES))
+    by_place = torch.zeros_like(shares.shares)[..., None].repeat(1, 1, len(PLACES))
     for row, component in enumerate(COMPONENTS):
         for column, sides in enumerate(PLACES.values()):
             if sides and set(sides) <= set(component):
                 varying = {name: shared[name] if name in sides else of_what[name] for name in component}
-                found[:, row, column] = scale**2 * mean_square(*((at_mean | varying)[name] for name in factors))
-    found = (found / shares.total[:, None, None]).masked_fill(shares.shares.isnan()[..., None], torch.nan)
-    found[..., 0] = shares.shares - found.sum(-1)
-    return found
+                by_place[:, row, column] = scale**2 * mean_square(*((at_mean | varying)[name] for name in factors))
+    by_place = (by_place / shares.total[:, None, None]).masked_fill(shares.shares.isnan()[..., None], torch.nan)
+    by_place[..., 0] = shares.shares - by_place.sum(-1)
+    return by_place

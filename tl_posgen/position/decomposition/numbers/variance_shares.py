@@ -54,8 +54,8 @@ class Spread:
 
     def __add__(self, other: "Spread") -> "Spread":
         step, share = other.mean - self.mean, other.n / (self.n + other.n)
-        parts = (self.about_mean, other.about_mean, SecondMoments.from_samples(step[:, None]))
-        mine, theirs, gap = (torch.stack([part.plain, part.conjugate]) for part in parts)
+        spreads = (self.about_mean, other.about_mean, SecondMoments.from_samples(step[:, None]))
+        mine, theirs, gap = (torch.stack([spread.plain, spread.conjugate]) for spread in spreads)
         moments = SecondMoments(*((1 - share) * mine + share * theirs + share * (1 - share) * gap))
         return Spread(self.n + other.n, self.mean + share * step, moments)
 
@@ -119,10 +119,10 @@ def _triple_moments(
     rope: Rope,
 ) -> list[TripleMoments]:
     moments = SecondMoments.from_gram(spread, rope)
-    each = zip(complex_planes(mean, rope), moments.plain, moments.conjugate, strict=True)
+    by_tokens = zip(complex_planes(mean, rope), moments.plain, moments.conjugate, strict=True)
     return [
-        TripleMoments(*(Spread(size, one, SecondMoments(*both)) for one, *both in zip(*sides, strict=True)))
-        for size, sides in zip(n, each, strict=True)
+        TripleMoments(*(Spread(size, centre, SecondMoments(*second)) for centre, *second in zip(*sides, strict=True)))
+        for size, sides in zip(n, by_tokens, strict=True)
     ]
 
 
@@ -159,9 +159,9 @@ class VarianceShares:
     def within_rows(self) -> "VarianceShares":
         """Return the shares within rows: without the query's own share, which does not affect softmax."""
         keep = self.shares.new_tensor([name != "q" for name in COMPONENTS])
-        rest = 1 - self.share("q")
-        shares = self.shares * keep / rest[:, None]
-        return VarianceShares(shares.masked_fill((rest <= 0)[:, None], torch.nan), self.total * rest, self.mean)
+        visible = 1 - self.share("q")
+        shares = self.shares * keep / visible[:, None]
+        return VarianceShares(shares.masked_fill((visible <= 0)[:, None], torch.nan), self.total * visible, self.mean)
 
 
 def variance_shares(
@@ -197,8 +197,8 @@ def variance_shares(
     distance = weighted_spread(turn, p)
     factors = {"q": moments.q, "k": moments.k, "d": distance}
     of = {name: (factor.at_mean, factor.about_mean) for name, factor in factors.items()}
-    parts = [mean_square(*(of[name][name in component] for name in factors)) for component in COMPONENTS]
-    variances = scale**2 * torch.stack(parts, -1).clamp(min=0)
+    squares = [mean_square(*(of[name][name in component] for name in factors)) for component in COMPONENTS]
+    variances = scale**2 * torch.stack(squares, -1).clamp(min=0)
     products = moments.q.mean * moments.k.mean.conj()
     mean = scale * (products * distance.mean).sum(-1).real
     if bias is not None:
@@ -217,9 +217,9 @@ def turning(
     d_head = 2 * moments.q.mean.shape[-1]
     turn = turning_factors(torch.arange(n_distances, device=moments.q.mean.device), rope, d_head)
     ones = torch.ones(n_distances, dtype=DOUBLE, device=turn.device)
-    known = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
-    given = known[weights] if isinstance(weights, str) else double(weights)
-    return turn, (given / given.sum()).to(turn.device)
+    named = {"uniform": ones, "causal": ones.cumsum(0).flip(0)}
+    unnormalised = named[weights] if isinstance(weights, str) else double(weights)
+    return turn, (unnormalised / unnormalised.sum()).to(turn.device)
 
 
 def mean_square(q: SecondMoments, k: SecondMoments, d: SecondMoments) -> Float[Tensor, " head"]:
@@ -296,8 +296,8 @@ def interaction_share(
         )
     if q.shape[-2] < (2 if first_token else 3):
         raise InputError(f"{q.shape[-2]} tokens: too few for anything to vary; give more")
-    one, other = (x.reshape(-1, *x.shape[-2:]) for x in (q, k))
-    moments = TripleMoments.from_qk(one, other, rope, first_token=first_token)
+    queries, keys = (x.reshape(-1, *x.shape[-2:]) for x in (q, k))
+    moments = TripleMoments.from_qk(queries, keys, rope, first_token=first_token)
     shares = variance_shares(moments, rope, 1.0, q.shape[-2] if n_distances is None else n_distances, weights=weights)
     dtype = torch.promote_types(q.dtype, torch.float32)
     return shares.within_rows.interaction.reshape(q.shape[:-2]).to(q.device, dtype)

@@ -114,5 +114,5 @@ def edit_planes(
     """
     if not z.shape[1] or not strength:
         return z
-    some = torch.where(planes.to(z.device), edited(z, edit, strength, theta, draw), z)
-    return random_rotation(z, (some - z).abs().square().sum(-1).mean(1), draw.noise) if control else some
+    changed = torch.where(planes.to(z.device), edited(z, edit, strength, theta, draw), z)
+    return random_rotation(z, (changed - z).abs().square().sum(-1).mean(1), draw.noise) if control else changed

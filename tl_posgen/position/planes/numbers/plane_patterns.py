@@ -39,12 +39,12 @@ class PlaneMoments:
     ) -> "PlaneMoments":
         """Return the moments of one prompt. `first_token=False` leaves token 0 out, as query and as key."""
         triples = TripleMoments.from_qk(q, k, rope, first_token=first_token)
-        both = torch.stack([complex_planes(double(x[:, int(not first_token) :]), rope) for x in (q, k)])
-        spread = (both[1] - both[1].mean(1, keepdim=True)).abs().sum(1)
-        return cls(triples, both.abs().sum(2), spread)
+        z = torch.stack([complex_planes(double(x[:, int(not first_token) :]), rope) for x in (q, k)])
+        spread = (z[1] - z[1].mean(1, keepdim=True)).abs().sum(1)
+        return cls(triples, z.abs().sum(2), spread)
 
     def __add__(self, other: "PlaneMoments") -> "PlaneMoments":
-        return PlaneMoments(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return PlaneMoments(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def n(self) -> int:
@@ -80,14 +80,14 @@ def plane_parts(
     and Var e; a negative one means that the plane opposes the others. kbar is the mean over all prompts. Ours.
     """
     turn, key = weighted_spread(*turning(moments, rope, n_distances, "uniform")), moments.k
-    mean_key, mean_turn = (SecondMoments.from_samples(one.mean[:, None]) for one in (key, turn))
+    mean_key, mean_turn = (SecondMoments.from_samples(spread.mean[:, None]) for spread in (key, turn))
     pairs = ((mean_key, turn.about_mean), (key.about_mean, mean_turn), (key.about_mean, turn.about_mean))
-    query, found = moments.q.second_moments, {}
-    for part, (one, other) in zip(PARTS, pairs, strict=True):
+    query, covariances = moments.q.second_moments, {}
+    for part, (of_key, of_turn) in zip(PARTS, pairs, strict=True):
         # E w_m w_n = scale^2 / 2 Re(P^q conj(P^k) P^u + H^q conj(H^k) H^u)_mn, P = E[x_m x_n], H = E[x_m x_n*]
-        both = query.times(one)
-        found[part] = scale**2 * (both.plain * other.plain + both.conjugate * other.conjugate).real.sum(-1) / 2
-    return found
+        qk = query.times(of_key)
+        covariances[part] = scale**2 * (qk.plain * of_turn.plain + qk.conjugate * of_turn.conjugate).real.sum(-1) / 2
+    return covariances
 
 
 def plane_scores(moments: PlaneMoments, rope: Rope, scale: float, n_distances: int) -> Float[Tensor, "head plane"]:
