@@ -15,6 +15,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.roles import (
+    N_NEXT,
     contrast_at,
     correlation_with_mean_curve,
     scores_at,
@@ -46,7 +47,8 @@ class PlaneRoles(Measure):
     prompt, from the same queries of the second half. The mean curve is held against each query's scores at 24 distances
     up to three quarters of the prompt, by Pearson's r. For places and contents, two keys of a query change theirs, see
     `tl_posgen.frequencies.numbers.roles.swap_scores`: 256 drawn pairs of each of 8 queries, weighted by how unlike the
-    attention to the two is. The first token is left out as a key. A soft cap is not in these scores.
+    attention to the two is. The first token is left out as a key. A soft cap is not in these scores. A layer whose
+    window is below five tokens is NaN.
 
     Raises:
         InputError: no prompt of 10 tokens.
@@ -115,7 +117,7 @@ class PlaneRoles(Measure):
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry, n = layer.geometry, layer.length
         rope, scale, reach = geometry.rope, geometry.scale, min(n, geometry.window or n)
-        if not rope.rotary_dim or n < SETTLED + 2:
+        if not rope.rotary_dim or n < SETTLED + 2 or reach <= NEAR[-1] + N_NEXT:
             return {}
         z = [complex_planes(double(x), rope) for x in (layer.q, layer.k)]
         q, k = (complex_planes(double(x), rope) for x in (layer.rotated_q, layer.rotated_k))

@@ -77,7 +77,8 @@ def draw_plane_use(result: Any) -> go.Figure:
             panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
         panels.add(number, _marks_of_heads(data, use, turns))
         for place, named_cost in enumerate(costs.items()):
-            panels.add(len(kinds) + number, *_cost(named_cost, place, planes, x, width / len(costs), texts))
+            offset = (place - (len(costs) - 1) / 2) * width / len(costs)  # of this edit's bars from the plane
+            panels.add(len(kinds) + number, _cost(named_cost, place, planes, x + offset, width / len(costs), texts))
     figure: Any = panels.figure
     figure.add_vline(x=np.log10(0.5), line={"color": NULL_COLOUR, "width": 1, "dash": "dot"})
     for number in range(len(kinds)):
@@ -101,7 +102,7 @@ def draw_plane_use(result: Any) -> go.Figure:
     figure.update_layout(
         coloraxis={"colorscale": _PHASES, "cmin": -180, "cmax": 180, "colorbar": bar},
         legend=_LEGEND_BELOW if n_below else _LEGEND_INSIDE,
-        barmode="group" if costs else "overlay",
+        barmode="overlay",
         bargap=0,
     )
     subtitle = "circles: heads at their longest plane, coloured by its phase; first token left out; slow planes left"
@@ -124,14 +125,14 @@ def _marks_of_heads(data: xr.Dataset, use: xr.DataArray, turns: xr.DataArray) ->
 
 def _cost(
     named: tuple[str, xr.DataArray], place: int, planes: np.ndarray, x: np.ndarray, width: float, texts: Sequence[str]
-) -> list[go.Bar]:
+) -> go.Bar:
     """Return the bars of one kind of edit."""
     name, rise = named
     ends = intervals_of(rise.reindex(plane=planes))
     value, low, high = (ends[end].values for end in ("value", "low", "high"))
     hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<br>%{y:+.3f} nats<extra></extra>"}
     look = {"marker_color": COLOURS[1 + place], "width": width, "error_y": error_bars(value, low, high)}
-    return [go.Bar(x=x + (place - 0.5) * width, y=value, name=name, **look, **hover)]
+    return go.Bar(x=x, y=value, name=name, **look, **hover)
 
 
 def _losses_across(loss: xr.DataArray) -> list[go.Scatter]:
@@ -139,7 +140,7 @@ def _losses_across(loss: xr.DataArray) -> list[go.Scatter]:
     return [
         line(
             *(loss["contexts"].values, loss.sel(rule=rule, task=task).values, f"{task}, {rule}"),
-            *(COLOURS[3 + number],),
+            *(COLOURS[(3 + number) % len(COLOURS)],),
             dash=dash,
         )
         for number, rule in enumerate(loss["rule"].values.tolist())

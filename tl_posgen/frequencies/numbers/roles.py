@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tl_posgen.stats.correlations import pearson
 
-_N_NEXT = 3  # distances that one is held against
+N_NEXT = 3  # distances that one is held against
 
 
 def scores_at(
@@ -32,7 +32,7 @@ def contrast_at(
 
     Source: ours.
     """
-    next_scores = [scores_at(q, k, rows, distance + more).mean(1) for more in range(1, _N_NEXT + 1)]
+    next_scores = [scores_at(q, k, rows, distance + more).mean(1) for more in range(1, N_NEXT + 1)]
     return scores_at(q, k, rows, distance).mean(1) - torch.stack(next_scores).mean(0)
 
 

@@ -193,7 +193,7 @@ class ThreeAxis(Measure):
 
     def of_layers(self, layer_values: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
         if isinstance(self.weights, str):
-            return [_values_of(*fits) for fits in found]
+            return [_values_of(*fits) for fits in layer_values]
         options = {"ridge": self.ridge, "gauge": self.gauge}
         return of_all_layers(self, layer_values, lambda moments: _values_of(*fits_of(moments, **options)))
 
