@@ -51,12 +51,12 @@ class RowByRow:
         return self.scores_of(capture, own_scores) if self.with_own else self.scores_of(capture)
 
 
-def scores_of_tokens_at(capture: LayerCapture) -> Float[Tensor, "head query key"]:
+def _scores_of_tokens_at(capture: LayerCapture) -> Float[Tensor, "head query key"]:
     """Return the scores that the layer itself gives, wherever its tokens stand."""
     return capture.scores()
 
 
-OWN_SCORES = RowByRow(scores_of_tokens_at)
+OWN_SCORES = RowByRow(_scores_of_tokens_at)
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,10 @@ def fits_pass(session: Any, n: int, **options: Any) -> bool:
 
 
 def require_pass_fits(session: Any, n: int, *, is_streamed: bool, matrices: int = 0) -> None:
-    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `need_of_pass`."""
+    """Refuse prompts of n tokens whose forward pass, or what is measured of it, cannot fit: see `_need_of_pass`."""
     cfg, weight = session.model.cfg, next(session.model.parameters())
     memory, width, size = memory_of(weight.device), cfg.d_vocab + cfg.d_model, weight.element_size()
-    what, factor, power = need_of_pass(max(session.n_heads), width, size, is_streamed=is_streamed, matrices=matrices)
+    what, factor, power = _need_of_pass(max(session.n_heads), width, size, is_streamed=is_streamed, matrices=matrices)
     if memory is not None and factor * n**power > memory:
         raise InputError(
             f"prompts of {n} tokens: {what} {factor * n**power / 1e9:.0f} GB, and there are {memory / 1e9:.0f} GB of "
@@ -62,7 +62,7 @@ def require_pass_fits(session: Any, n: int, *, is_streamed: bool, matrices: int 
         )
 
 
-def need_of_pass(
+def _need_of_pass(
     n_heads: int, width: int, itemsize: int, *, is_streamed: bool, matrices: int = 0
 ) -> tuple[str, int, int]:
     """Estimate what a forward pass over n tokens holds at most: in words, and (a, b) of a n^b bytes.
@@ -76,7 +76,7 @@ def need_of_pass(
         matrices: how many [head, query, key] matrices are held of one layer, see `tl_posgen.Measure.matrices`.
 
     Example:
-        >>> need_of_pass(n_heads=2, width=100, itemsize=4, is_streamed=False)
+        >>> _need_of_pass(n_heads=2, width=100, itemsize=4, is_streamed=False)
         ('attention of one layer (2 heads) needs', 24, 2)
     """
     if per_pair := max(matrices * max(itemsize, 4), 0 if is_streamed else _MATRICES * itemsize):

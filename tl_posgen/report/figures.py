@@ -85,7 +85,7 @@ def titled(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         if axis.tickvals is not None and len(axis.tickvals) > MOST_TICKS:
             texts = axis.tickvals if axis.ticktext is None else axis.ticktext
             axis.update(tickvals=evenly(axis.tickvals, MOST_TICKS), ticktext=evenly(texts, MOST_TICKS))
-    lines = wrapped(subtitle)
+    lines = _wrapped(subtitle)
     more = _SUBTITLE_LINE * max(len(lines) - 1, 0)
     small = f"<br><span style='font-size:12px;color:#555'>{'<br>'.join(lines)}</span>" if subtitle else ""
     figure.update_layout(
@@ -109,11 +109,11 @@ def titled(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
     return figure
 
 
-def wrapped(text: str, most: int = _WIDE) -> list[str]:
+def _wrapped(text: str, most: int = _WIDE) -> list[str]:
     """Return the lines of a text, cut at <br> and where a line would show more letters than `most`.
 
     Example:
-        >>> wrapped("scores &lt; 1, and<br>more", most=12)
+        >>> _wrapped("scores &lt; 1, and<br>more", most=12)
         ['scores &lt; 1,', 'and', 'more']
     """
     lines = []

@@ -150,7 +150,8 @@ def bars(
         in_panels = [sum(1 + len(curve.nulls) for curve in curves if curve.panel == n) for n in range(len(by_title))]
         n_bars = max(in_panels, default=0)
         height = 60 + max(1, len(words)) * max(24, 20 * n_bars)
-        look: dict[str, Any] = {"columns": columns or max(1, len(by_title)), "shared_yaxes": True, "horizontal_spacing": 0.04}
+        across = columns or max(1, len(by_title))
+        look: dict[str, Any] = {"columns": across, "shared_yaxes": True, "horizontal_spacing": 0.04}
         drawn = Panels(list(by_title), row_height=height, **look)
         for curve in curves:
             names, (value, low, high) = [words[label] for label in curve.labels], curve.ends
