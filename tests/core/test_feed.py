@@ -125,6 +125,23 @@ def test_too_few_values_of_several_layers_are_counted(mini):
 
 
 @dataclass(frozen=True)
+class Undeclared(Energy):
+    """The size of attention, or of values, which it does not say that it needs."""
+
+    part: str = "pattern"
+
+    def of_layer(self, layer):
+        return {"energy": getattr(layer, self.part).square().mean((1, 2))}
+
+
+@pytest.mark.parametrize("part", ["pattern", "v"])
+def test_what_a_measure_reads_without_needing_it_is_named(mini, part):
+    message = rf"undeclared: of_layer reads None \(.*\). A layer has q and k; .*{part}.* are None unless `needs` names"
+    with pytest.raises(InputError, match=message):
+        Undeclared(part=part)(mini, TOKENS, null_seeds=(), progress=False)
+
+
+@dataclass(frozen=True)
 class Shaped(Measure):
     "x = a number of a head. Of a shape that its variable has or has not."
 

@@ -15,7 +15,7 @@ from tl_posgen.core.measure import Measure, with_token_variants
 from tl_posgen.core.sums import PromptGroups
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import TRIMMED, run_capture
-from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.layers.capture import NEEDED, EditedCapture, LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.memory import trim
 from tl_posgen.models.selection import select_heads
@@ -111,7 +111,7 @@ class Feed:
         if capture.edited_pattern:
             self._edited_patterns.add(capture.layer)
         by_measure = {
-            measure.name: measure.of_layer(capture)
+            measure.name: _of_layer(measure, capture)
             for measure in self.measures
             if type(measure).of_layer is not Measure.of_layer
         }
@@ -196,6 +196,20 @@ class Feed:
             datasets[measure.name] = data
             trim(every=TRIMMED)
         return datasets
+
+
+def _of_layer(measure: Measure, capture: LayerCapture) -> Any:
+    """Return what a measure gives of a layer; refuse one that reads what no measure needs, which is None."""
+    try:
+        return measure.of_layer(capture)
+    except (AttributeError, TypeError) as error:
+        lacking = [part for part in NEEDED if getattr(capture, part) is None]
+        if "NoneType" not in str(error) or not lacking:
+            raise
+        raise InputError(
+            f"{measure.name}: of_layer reads None ({error}). A layer has q and k; {', '.join(lacking)} are None unless "
+            f"`needs` names them: declare what of_layer reads, such as needs = frozenset({{{lacking[0]!r}}})"
+        ) from error
 
 
 def _checked(measure: Measure, key: _LayerKey, layer_values: Any) -> Mapping[str, Any]:

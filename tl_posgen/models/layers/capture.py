@@ -17,6 +17,7 @@ from tl_posgen.rope.rotation import rotate_by, turns_at
 
 PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
 PARTS = ("resid", *PER_HEAD)  # that hooks carry
+NEEDED = ("v", "attn_scores", "pattern", "resid", "inputs")  # that are None unless a measure needs them
 FORMED = ("attn_scores", "pattern")  # [query, key], which a streamed pass does not form
 
 
