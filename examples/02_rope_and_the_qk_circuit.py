@@ -54,9 +54,9 @@ def score(i, j, distance):
     return float((zq[i] * zk[j].conj() * turn).sum().real) / math.sqrt(model.cfg.d_head)
 
 
-own = cache["attn_scores", layer][0, head]
+scores = cache["attn_scores", layer][0, head]
 for i, j in ((20, 19), (60, 3), (100, 100)):
-    print(f"query {i:3}, key {j:3}: by hand {score(i, j, i - j):7.4f}, the model's {own[i, j]:7.4f}")
+    print(f"query {i:3}, key {j:3}: by hand {score(i, j, i - j):7.4f}, the model's {scores[i, j]:7.4f}")
 
 # %% [markdown]
 # ## One pair at every distance
@@ -68,7 +68,7 @@ for i, j in ((20, 19), (60, 3), (100, 100)):
 i, distances = 60, list(range(64))
 figure = go.Figure()
 for j in (59, 58, 40):
-    words = " → ".join(model.tokenizer.decode(tokens[0, one]).strip() for one in (i, j))
+    words = " → ".join(model.tokenizer.decode(tokens[0, place]).strip() for place in (i, j))
     figure.add_scatter(x=distances, y=[score(i, j, d) for d in distances], name=f"{words} (stands {i - j} back)")
 figure.update_layout(title="Score of a query with three keys, at every distance", template="simple_white")
 figure.update_xaxes(title="distance, tokens")
@@ -81,7 +81,7 @@ figure.update_yaxes(title="score")
 # distance 0? The cosine falls within a few tokens, and does not fall to zero: slow planes hardly turn.
 
 # %%
-W_Q, W_K = (one[layer, head].detach().double() for one in (model.W_Q, model.W_K))
+W_Q, W_K = (weights[layer, head].detach().double() for weights in (model.W_Q, model.W_K))
 
 
 def circuit(distance):

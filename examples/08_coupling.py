@@ -47,8 +47,8 @@ from tl_posgen.coupling.jacobians import residual_jacobians
 from tl_posgen.coupling.numbers.overlap import alignment
 
 tokens = to_prompts(model, bundled_text(), length=64, n_prompts=1)[0]
-for name, one in {"mini": model, "random init": tl_posgen.random_like(model, seed=0)}.items():
-    first, second = residual_jacobians(one, tokens, source=63, layers=[1, 2])
+for name, each_model in {"mini": model, "random init": tl_posgen.random_like(model, seed=0)}.items():
+    first, second = residual_jacobians(each_model, tokens, source=63, layers=[1, 2])
     lower, upper = first.triplets(10), second.triplets(10)
     overlap = alignment(upper.left, first.matvec(upper.right)).abs()
     values = " ".join(f"{value:.2f}" for value in lower.values[:3])

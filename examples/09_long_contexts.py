@@ -40,14 +40,14 @@ model.cfg.n_ctx
 
 # %%
 measure = LengthExtrapolation(inside=inside, times=2, conditions=("lm_infinite",))
-found = measure(model, text, n_prompts=4, progress=False)
-print(*found.findings(), sep="\n")
+result = measure(model, text, n_prompts=4, progress=False)
+print(*result.findings(), sep="\n")
 
 # %%
-found.plot("loss")
+result.plot("loss")
 
 # %%
-found.plot("drift")
+result.plot("drift")
 
 # %% [markdown]
 # ## The same with hooks by hand, window by window
@@ -110,11 +110,11 @@ print(repr(model.tokenizer.decode(follows)))
 
 # %%
 with model.hooks(fwd_hooks=lm_infinite(model, n_local=inside // 2)):
-    both = [
+    texts = [
         model.generate(tokens[:, :inside], max_new_tokens=8, do_sample=False, verbose=False, use_past_kv_cache=cached)
         for cached in (True, False)
     ]
-print(torch.equal(*both))
+print(torch.equal(*texts))
 
 # %% [markdown]
 # ## Keep it
@@ -122,4 +122,4 @@ print(torch.equal(*both))
 # %%
 from tl_posgen import Report
 
-Report({found.name: found}, found.provenance).write("report-09")
+Report({result.name: result}, result.provenance).write("report-09")

@@ -25,8 +25,8 @@ import tl_posgen
 
 model = tl_posgen.load_model("mini")  # or a name on huggingface.co: "EleutherAI/pythia-70m"
 prompt = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do"
-found = tl_posgen.explain(model, prompt, head="L3H1", query=-1)
-found.table().head(6).round(2)
+explanation = tl_posgen.explain(model, prompt, head="L3H1", query=-1)
+explanation.table().head(6).round(2)
 
 # %% [markdown]
 # L3H1 looks at the token before. Softmax sees only how the scores of a query differ, so the mean of these scores, weighted by
@@ -34,16 +34,16 @@ found.table().head(6).round(2)
 # score of that other token is taken away instead.
 
 # %%
-found = tl_posgen.explain(model, prompt, head="L3H1", query=-1, against=-3)
-found.plot()
+explanation = tl_posgen.explain(model, prompt, head="L3H1", query=-1, against=-3)
+explanation.plot()
 
 # %% [markdown]
 # Position depends on the query and the distance, with the mean key in the place of the key. The mean key is that of another
 # text, the bundled book unless you give one, because a mean over the prompt would contain what is to be explained.
 
 # %%
-print(found.data.attrs["reference"])
-found.show()
+print(explanation.data.attrs["reference"])
+explanation.show()
 
 # %% [markdown]
 # ## Is it so?
@@ -52,7 +52,7 @@ found.show()
 # randomly drawn terms whose absolute values have the same sum.
 
 # %%
-found.check(n=10).round(3)
+explanation.check(n=10).round(3)
 
 # %% [markdown]
 # `attention` and `prediction` are changes. The largest terms change the attention more than drawn ones do; the
@@ -63,15 +63,15 @@ found.check(n=10).round(3)
 # RoPE turns pairs of coordinates, its planes. The fast ones (low numbers) tell neighbours apart.
 
 # %%
-key = found.stands_out
-planes = found.frame(by=("term", "plane"))
+key = explanation.stands_out
+planes = explanation.frame(by=("term", "plane"))
 planes[planes["key"] == key].pivot(index="plane", columns="term", values="contribution").round(2).head(8)
 
 # %% [markdown]
 # The key is a sum too: of what the embedding, earlier heads and MLPs wrote into the residual stream.
 
 # %%
-found.largest(8, key=key, by=("term", "source")).round(2)
+explanation.largest(8, key=key, by=("term", "source")).round(2)
 
 # %% [markdown]
 # Terms of opposite sign cancel, so two large terms need not be two reasons. Look at `frame(by=("term",))` first, which sums over
@@ -131,8 +131,8 @@ written.plot()
 
 # %%
 earlier = {}
-for name, how in {"untouched": None, "without its constant": False, "control": True}.items():
-    hooks = [] if how is None else tl_posgen.hooks.remove_source(model, "L0 MLP", heads="L1H3", control=how)
+for name, control in {"untouched": None, "without its constant": False, "control": True}.items():
+    hooks = [] if control is None else tl_posgen.hooks.remove_source(model, "L0 MLP", heads="L1H3", control=control)
     with model.hooks(fwd_hooks=hooks):
         _, cache = model.run_with_cache(tokens)
     earlier[name] = round(float(cache["pattern", 1][0, 3].diagonal(-1)[1:].mean()), 3)
@@ -144,4 +144,4 @@ print("mean attention of L1H3 to the token before:", earlier)
 # A page with both pictures, and all terms as a table (terms.csv).
 
 # %%
-found.write("report-11")
+explanation.write("report-11")
