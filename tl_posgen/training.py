@@ -16,7 +16,7 @@ from tl_posgen.core.engine import analyze
 from tl_posgen.core.options import Count, Within, fits
 from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
-from tl_posgen.models.conversion.convert import snapshot
+from tl_posgen.models.loading.snapshot import snapshot
 from tl_posgen.models.tokens import check_counts, refuse_file_names
 from tl_posgen.report.tables import head_means
 
@@ -30,7 +30,7 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
     and outside of autocast. The random states of Python, numpy and torch (CPU, CUDA) are put back.
 
     Args:
-        hf_model, tokenizer: as `tl_posgen.models.conversion.convert.snapshot` takes them.
+        hf_model, tokenizer: as `tl_posgen.models.loading.snapshot.snapshot` takes them.
         prompts: as `analyze` takes them.
         settings: of `analyze`; null_seeds=() and progress=False if left out.
 

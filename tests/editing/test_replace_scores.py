@@ -14,6 +14,7 @@ from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import RowByRow, at_positions
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.position.substitution.hooks import query_profile, substitute
 
 POSITIONLESS = ("gpt2", "opt", "gpt_neo")
 
@@ -142,3 +143,11 @@ def test_scores_of_a_wrong_shape_are_refused(llama):
 def test_a_half_precision_model_keeps_its_dtype(tmp_path):
     model = load_model(save_family("llama", tmp_path), dtype=torch.bfloat16)
     assert logits(model, replace_scores(model, stretched)).dtype == torch.bfloat16
+
+
+def test_what_gives_no_scores_is_named_by_its_type(llama):
+    """And not by its numbers."""
+    with pytest.raises(InputError, match=r"substitute: query_profile gives distances, .* by_split\(query_profile\)$"):
+        substitute(llama, query_profile)
+    with pytest.raises(InputError, match=r"^layer 0: the new scores are a dict, and a tensor \[4, 4, 4\] \[head,"):
+        llama.run_with_hooks(torch.arange(5, 9)[None], fwd_hooks=replace_scores(llama, lambda capture: {}))

@@ -327,3 +327,11 @@ def test_prompts_of_a_text_that_repeats_are_no_samples_and_that_is_said(mini, al
     assert repeated_share(to_prompts(mini, again, 48, 4)) > 0.95
     assert repeated_share([torch.tensor([1, 2]), torch.tensor([2, 1]), torch.tensor([1, 2])]) == 2 / 3
     assert repeated_share([torch.tensor([1, 2])]) == repeated_share([]) == 0
+
+
+def test_prompts_beyond_the_context_are_said_to_be(mini_bridge, alice):
+    inside, beyond = (
+        analyze(mini_bridge, alice, measures="loss", length=n, n_prompts=1, nulls=False) for n in (512, 513)
+    )
+    assert "beyond" not in " ".join(inside.findings())
+    assert "loss: measured on prompts of 513 tokens, beyond the model's context of 512." in beyond.findings()

@@ -150,10 +150,11 @@ class Result:
             warnings.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
         if repeated := self.provenance.get("repeated"):
             warnings.append(
-                f"{repeated:.0%} of what the prompts say stands in another prompt too, so intervals over prompts are "
-                "too "
-                "narrow; give a text that does not repeat."
+                f"{repeated:.0%} of what the prompts say stands in another prompt too, so that intervals over prompts "
+                "are too narrow; give a text that does not repeat."
             )
+        if beyond := self.provenance.get("beyond_context"):
+            warnings.append("measured on prompts of {} tokens, beyond the model's context of {}.".format(*beyond))
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
             warnings.append("the random init has the model's own weights, so the two cannot differ.")
         return warnings

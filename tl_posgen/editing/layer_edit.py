@@ -260,9 +260,10 @@ class _PassEdit:
             old = old[list(capture.heads)]
             new = scores_of(capture, old) if isinstance(scores_of, RowByRow) else scores_of(capture)
             if not isinstance(new, Tensor) or new.shape != old.shape:
+                given = list(new.shape) if isinstance(new, Tensor) else f"a {type(new).__name__}"
                 raise InputError(
-                    f"layer {capture.layer}: the new scores are {list(getattr(new, 'shape', [])) or repr(new)}, "
-                    f"and {list(old.shape)} [head, query, key] are needed"
+                    f"layer {capture.layer}: the new scores are {given}, and a tensor {list(old.shape)} "
+                    "[head, query, key] is needed"
                 )
             if new.dtype != torch.bool:
                 if not (isinstance(scores_of, RowByRow) and scores_of.with_own):

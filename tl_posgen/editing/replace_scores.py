@@ -54,7 +54,7 @@ def replace_scores(
         True
     """
     if not callable(scores_of):
-        raise InputError(f"{scores_of!r} stands for no scores: give a function of a LayerCapture")
+        raise InputError(f"scores_of is a {type(scores_of).__name__}: give a function of a LayerCapture")
     session = session_of(model)
     ends = (
         None if isinstance(scores_of, RowByRow) else TextEnds(session)

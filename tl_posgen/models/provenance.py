@@ -114,7 +114,7 @@ def provenance_of(
     digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
     for prompt in tokens:
         digest.update(prompt.to(torch.int64).cpu().numpy().tobytes())
-    repeated = round(repeated_share(tokens), 3)
+    repeated, n_ctx = round(repeated_share(tokens), 3), int(session.model.cfg.n_ctx)
     return {
         "model": session.label,
         **({} if origin.called is None else {"file": session.file}),
@@ -128,6 +128,7 @@ def provenance_of(
         "length": lengths[0] if len(lengths) == 1 else lengths,
         "first_token": first_token_in_words(session, tokens),
         **({"repeated": repeated} if repeated > _MOST_REPEATED else {}),
+        **({"beyond_context": [lengths[-1], n_ctx]} if lengths and lengths[-1] > n_ctx else {}),
         "tokens_sha256": digest.hexdigest() if tokens else None,
         "weights": fingerprint(session),
         "parameters": session.backend.n_parameters(),

@@ -135,7 +135,7 @@ def test_with_all_parts_of_another_prompt_a_head_attends_as_it_does_there(model)
 
 def test_three_axes_fit_the_slope_exactly_under_a_cap_too_as_their_caveat_says(model):
     (one,) = run(model, TOKENS[:1], layers=[1])
-    flat = replace(one, geometry=replace(one.geometry, alibi_slopes=None), _rotated={})
+    flat = replace(one, geometry=replace(one.geometry, alibi_slopes=None))
     with_slope, without = (collected(Residual(), capture).sel(tokens="all") for capture in (one, flat))
     np.testing.assert_allclose(with_slope["std"], without["std"], atol=1e-5)
     report = analyze(model, TOKENS, measures=["three_axis"], null_seeds=(), progress=False)

@@ -18,12 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.conversion.convert import hooked_parts, snapshot
+from tl_posgen.models.conversion.convert import hooked_parts
 from tl_posgen.models.geometry.differences import first_difference
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.null_kinds import shuffled_like
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.loading.shuffle import entries_together, head_width, is_matrix, shuffle
+from tl_posgen.models.loading.snapshot import snapshot
 from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.session import session_of
 
@@ -292,6 +293,17 @@ def test_a_model_in_training_of_narrow_weights_is_copied_with_its_frequencies(fa
     training = AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16)
     copied = snapshot(training, AutoTokenizer.from_pretrained(place), "bridge")
     assert torch.equal(session_of(copied).layer(0).geometry.rope.inv_freq.float(), training.model.rotary_emb.inv_freq)
+
+
+def test_a_model_in_memory_has_the_random_inits_of_the_same_model_from_its_directory(family_directory, backend):
+    """Whatever object it becomes; its name says that its weights are not those of the directory."""
+    place = family_directory("llama")
+    in_memory = snapshot(AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place), backend)
+    nulls = [random_like(model, seed=0) for model in (in_memory, load_model(place, backend))]
+    assert len({fingerprint(session_of(null)) for null in nulls}) == 1
+    assert session_of(in_memory).label == f"{place.name}, weights in memory"
+    assert session_of(in_memory).origin.initialisation is None
+    assert session_of(nulls[0]).origin.initialisation == "transformers, LlamaForCausalLM"
 
 
 def test_a_tokenizer_made_in_memory_will_do(family_directory, backend):

@@ -46,7 +46,7 @@ def test_every_measure_has_numbers_that_its_encoding_allows(reports, name):
 
 def test_the_slope_of_alibi_is_not_in_the_residual_nor_in_the_mean_key_split_but_in_r(family_model):
     (one,) = captures_of(family_model("bloom"), token_ids(2, 40, seed=1, high=64)[:1], layers=[1])
-    captures = one, replace(one, geometry=replace(one.geometry, alibi_slopes=None), _rotated={})
+    captures = one, replace(one, geometry=replace(one.geometry, alibi_slopes=None))
 
     def both_slopes(measure):
         return [collected(measure, capture).sel(tokens="all") for capture in captures]

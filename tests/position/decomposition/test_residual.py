@@ -146,8 +146,8 @@ def test_a_small_residual_is_what_float64_says(capture, magnitude, seed):
     n, heads = 24, len(capture.heads)
     same = [torch.randn(heads, 1, capture.q.shape[-1], generator=draw).expand(-1, n, -1) for _ in "qk"]
     q, k = (x + 10 ** (magnitude / 2) * torch.randn(x.shape, generator=draw) for x in same)
-    part = dataclasses.replace(capture, q=q, k=k, tokens=None, _rotated={})
-    exact = dataclasses.replace(capture, q=q.double(), k=k.double(), tokens=None, _rotated={})
+    part = dataclasses.replace(capture, q=q, k=k, tokens=None)
+    exact = dataclasses.replace(capture, q=q.double(), k=k.double(), tokens=None)
     e, truth = (residual_sums(one.score_rows, fit_capture(one)[0], crop=n)[0].corner for one in (part, exact))
     error, size = (x.square().sum((1, 2)).sqrt() for x in (e - truth, truth))
     scale = part.geometry.scale * part.q.norm(dim=-1).mul(1.0).max() * part.k.norm(dim=-1).max()

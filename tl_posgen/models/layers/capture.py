@@ -60,7 +60,9 @@ class LayerCapture:
     finite: bool = False  # whether every score is known to be a finite number
     proved: bool = True  # whether the scores were compared with those that the pass used; a cache may not hold them
 
-    _rotated: dict[str, Tensor] = field(default_factory=dict, repr=False)  # "q" and "k", once they are asked for
+    _positions: Real[Tensor, " pos"] | None = field(default=None, repr=False)  # of tokens that stand elsewhere
+
+    _rotated: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False)  # "q" and "k", when asked for
     _shared: dict[tuple[Any, ...], Any] = field(init=False, default_factory=dict, repr=False)
 
     def shared(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -91,16 +93,37 @@ class LayerCapture:
         keys = self.length - n_queries + stop
         rotated = {"q": self.rotated_q[:, start:stop], "k": self.rotated_k[:, :keys]}
         q, k = self.q[:, start:stop], self.k[:, :keys]
-        rows = LayerCapture(self.geometry, self.heads, self.prompt, None, q, k, _rotated=rotated)
-        rows.positions = self.positions[:keys]
+        rows = LayerCapture(self.geometry, self.heads, self.prompt, None, q, k, _positions=self.positions[:keys])
+        rows._rotated = rotated
         return rows
+
+    def with_qk(
+        self, q: Float[Tensor, "head query d_head"] | None = None, k: Float[Tensor, "head pos d_head"] | None = None
+    ) -> "LayerCapture":
+        """Return the capture with other queries or keys before RoPE, from which its scores then follow; it holds
+        neither scores nor pattern of the pass.
+
+        Example:
+            >>> import tl_posgen
+            >>> from tl_posgen.models import run_capture
+            >>> layers, tokens = [], torch.arange(5, 25)[None]
+            >>> _ = run_capture(tl_posgen.load_model("mini"), tokens, layers.append)
+            >>> halved = layers[1].with_qk(k=layers[1].k / 2).scores()
+            >>> torch.allclose(halved, layers[1].scores() / 2, atol=1e-5)
+            True
+        """
+        changed = copy.copy(self)
+        vars(changed).update(q=self.q if q is None else q, k=self.k if k is None else k, _rotated={}, _shared={})
+        for name in FORMED:
+            vars(changed).pop(name, None)  # a streamed capture makes them of q and k
+        return changed
 
     def at(self, positions: Real[Tensor, " pos"]) -> "LayerCapture":
         """Return the capture with its tokens at other positions, increasing from each to the next: what is rotated, the
         scores, and the keys that are seen follow from the distances between these."""
         moved = copy.copy(self)
         vars(moved).pop("_turns", None)
-        moved._rotated, moved._shared, moved.positions = {}, {}, positions.to(self.device)
+        moved._rotated, moved._shared, moved._positions = {}, {}, positions.to(self.device)
         return moved
 
     @property
@@ -116,9 +139,11 @@ class LayerCapture:
         """Tell whether the scores are scale <R_i q_i, R_j k_j> and nothing else, so that no L x L matrix is needed."""
         return self.geometry.bilinear
 
-    @cached_property
+    @property
     def positions(self) -> Real[Tensor, " pos"]:
-        return torch.arange(self.length, device=self.device)
+        if self._positions is None:
+            self._positions = torch.arange(self.length, device=self.device)
+        return self._positions
 
     @property
     def query_positions(self) -> Real[Tensor, " query"]:

@@ -82,8 +82,13 @@ def substitute(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
         True
     """
+    if isinstance(by, DistanceDistribution) or by in (own_profile, query_profile, all_positions):
+        name = getattr(by, "__name__", "this")
+        raise InputError(f"substitute: {name} gives distances, and no scores; give by_split({name})")
     if not callable(by):
-        raise InputError(f"substitute: by={by!r}: give by_split(...), by_three_axis, or a function of a LayerCapture")
+        raise InputError(
+            f"substitute: by={by!r:.60}: give by_split(...), by_three_axis, or a function of a LayerCapture"
+        )
     check_share("gamma", gamma)
     check_share("residual", residual)
     check_choice("threshold", threshold, get_args(Threshold))
@@ -179,7 +184,7 @@ def by_split(
     check_choice("mean_key", mean_key, get_args(MeanKey))
     check_choice("query", query, get_args(Query))
     if not callable(distances) and not isinstance(distances, DistanceDistribution):
-        raise InputError(f"by_split: {distances!r} is no distribution of distances; give one, such as triangle(8)")
+        raise InputError(f"by_split: {distances!r:.60} is no distribution of distances; give one, such as triangle(8)")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         geometry = capture.geometry
@@ -187,7 +192,7 @@ def by_split(
         kbar = running_mean_key(capture.k, geometry.window)[:, capture.query_positions] if seen else None
         p = distances(capture) if callable(distances) else distances
         if not isinstance(p, DistanceDistribution):
-            raise InputError(f"by_split: the function gave {p!r}; let it give a DistanceDistribution")
+            raise InputError(f"by_split: the function gave a {type(p).__name__}; let it give a DistanceDistribution")
         if not callable(distances) and p.weights.ndim > 1:  # the rows of the captured heads
             if len(p.weights) != geometry.n_heads:
                 raise InputError(
@@ -230,7 +235,7 @@ def attention_sinks(
     """
     check_share("share", share)
     if not isinstance(tokens, Tensor) or tokens.ndim != 1 or tokens.is_floating_point() or not len(tokens):
-        raise InputError(f"attention_sinks: {tokens!r} is no prompt; give a tensor [pos] of token ids")
+        raise InputError(f"attention_sinks: {tokens!r:.60} is no prompt; give a tensor [pos] of token ids")
     session = session_of(model)
     check_ids(session, tokens.tolist())
     sinks = torch.zeros(session.model.cfg.n_layers, len(tokens), dtype=torch.bool)
