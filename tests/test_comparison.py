@@ -80,6 +80,13 @@ def test_differences_are_those_of_the_reports(intact, ablated):
     assert float(abs(change.sel(layer=[0, 1])).max()) == 0  # the ablation comes after them
 
 
+def test_the_numbers_print_as_the_change_of_each_and_not_as_a_mean_over_all(intact, ablated):
+    numbers = compared(intact, ablated).numbers
+    labels = [str(label) for label in numbers.data["number"].values]
+    printed = [f"{label}: {numbers('mean_change', number=label)}" for label in labels]
+    assert repr(numbers).splitlines() == ["Numbers of comparison", *printed]
+
+
 def test_the_frame_has_both_values_the_change_and_its_interval(intact, ablated):
     rows = compared(intact, ablated).frame().query("number == 'three_axis_r'").reset_index(drop=True)
     for side, report in {"first": intact, "second": ablated}.items():

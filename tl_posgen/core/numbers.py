@@ -64,7 +64,11 @@ class Numbers:
         return name in self.dataset
 
     def shown(self) -> pd.DataFrame:
-        """Return a row for every headline and every number with an interval, at the usual labels: what it prints as."""
+        """Return a row for every headline and every number with an interval, at the usual labels: what it prints as; of
+        a comparison, whose numbers have different units, the change of each."""
+        if "mean_change" in self:
+            changes = {label: self("mean_change", number=label) for label in map(str, self.data["number"].values)}
+            return pd.DataFrame({"number": [*changes], "change of the mean": [*map(str, changes.values())]})
         declared = self.measure.variables.items()
         names = [name for name, variable in declared if name in self and (variable.headline or variable.interval)]
         names = [name for name in names or self.dataset if self.dataset[name].dtype.kind in "fiub"]
