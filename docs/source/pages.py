@@ -245,7 +245,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "real": REAL,
         "qwen": QWEN,
         "large": LARGE,
-        "claimed": [name for name in ("mini", *REAL, QWEN) if f"{name} claims" in numbers],
+        "claimed": [name for name in ("mini", *REAL, QWEN, LARGE) if f"{name} claims" in numbers],
         "short": {"mini": "mini", REAL[0]: "SmolLM2", REAL[1]: "Gemma 3", QWEN: "Qwen2.5", LARGE: "Qwen2.5 1.5B"},
         "commands": {
             name: [{**row, "command": row["line"].split()[0]} for row in numbers[f"{name} commands"]["rows"]]
