@@ -205,7 +205,7 @@ def slash_toy(result: Any) -> Iterator[Entry]:
 def substitution(result: Any) -> Iterator[Entry]:
     """Yield what attention is worth, shares of it that are recovered, their rank correlation with the fit of the
     scores, and how many conditions stand in for the scores."""
-    from tl_posgen.position.substitution.substitution import NOT_OF_ALL
+    from tl_posgen.position.substitution.conditions import NOT_OF_ALL
 
     numbers = result.numbers
     yield "worth", {}, result.measure.worth(numbers)

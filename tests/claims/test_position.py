@@ -17,7 +17,7 @@ from tl_posgen.position import (
     ThreeAxis,
     Variance,
 )
-from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS
+from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS
 
 NONE = [NAN] * 3
 ADDITIVE = ("additive_r", "additive_r_of_scores")

@@ -10,7 +10,8 @@ from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.saved import load
 from tl_posgen.core.sides import joined
 from tl_posgen.coupling import coupling_scores
-from tl_posgen.coupling.coupling_scores import LABELS, SIZES, dataset_of
+from tl_posgen.coupling.coupling_scores import SIZES, dataset_of
+from tl_posgen.coupling.coupling_scores_figure import LABELS
 from tl_posgen.errors import InputError
 from tl_posgen.stats.correlations import correlation
 

@@ -14,7 +14,8 @@ from tl_posgen.core.result import Result
 from tl_posgen.interventions import LEAST_COST
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES
-from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, Substitution
+from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS
+from tl_posgen.position.substitution.substitution import Substitution
 
 _CLOSE: Mapping[str, float] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
 _EIGHT_PROMPTS = {"substitution": {"n_prompts": 8}}

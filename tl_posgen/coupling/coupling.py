@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Float
@@ -17,6 +16,7 @@ from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, Whole
 from tl_posgen.core.run import Run
+from tl_posgen.coupling.coupling_figure import draw_trajectories
 from tl_posgen.coupling.jacobians import (
     DENSE_UP_TO,
     ResidualJacobian,
@@ -28,7 +28,6 @@ from tl_posgen.coupling.numbers.trajectories import expodistance, growth_fit, li
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import check_indices
 from tl_posgen.models.session import Session
-from tl_posgen.report.figures import COLOURS, Panels, drawn_models, line, model_label
 from tl_posgen.report.kinds import heat_maps, lines
 
 _VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keeps its signs
@@ -36,7 +35,6 @@ _VERSIONS: dict[str, tuple[Norm, bool]] = {  # label -> norm, and whether A keep
     "signed": ("frobenius", True),
     "trace": ("trace", False),
 }
-_MOST_TOKENS = 16  # paths drawn of a prompt
 _CURVES = ("mean over tokens", "exponential growth, fitted", "first token")  # of log-norms
 _SQUARE = ("prompt", "k", "layer", "layer_2")
 _MEDIAN = "of the path x^0 .. x^L, median over the prompt's tokens"
@@ -46,30 +44,6 @@ _SCORE, _EXPO = "L / || sum_l unit(x^l - x^{l-1}) ||", "Var_l(alpha) / mean_l(al
 def _of_chance(result: Any) -> str:
     chance = ", ".join(f"{result.numbers('chance', k=k).plain:.3f}" for k in result.trained["k"].values)
     return f"1 - || |A| - S ||_F / ||S||_F, top K; mean over pairs of layers; random bases reach {chance}"
-
-
-def _trajectories(result: Any) -> go.Figure:
-    """Draw the last tokens of the first prompt in their top two principal components."""
-    models, score = drawn_models(result), result.numbers("line_shape_score")
-    scores = (score.value, *(values[0] for values in score.by_null.values()))
-    titles = [f"{label}: line-shape score {value:.2f}" for (label, *_), value in zip(models, scores, strict=True)]
-    panels, n_blocks = Panels(titles, columns=len(models), row_height=320), result.trained.sizes["state"] - 1
-    for number, (_, data, _) in enumerate(models):
-        first = data.isel(prompt=0)
-        paths = first["trajectory"].dropna("position")
-        for place, position in enumerate(paths["position"].values[-_MOST_TOKENS:]):
-            x, y = paths.sel(position=position).transpose("component", "state").values
-            colour = COLOURS[place % len(COLOURS)]
-            marker = {"size": [7] + [4] * n_blocks, "color": ["white"] + [colour] * n_blocks}
-            marker["line"] = {"color": "black", "width": [1] + [0] * n_blocks}
-            states = [f"x{state}" for state in paths["state"].values]
-            style = {"mode": "lines+markers", "marker": marker, "text": states, "showlegend": False}
-            panels.add(number, line(x, y, f"token {position}", colour, width=1.0, **style))
-        for axis, update in enumerate((panels.figure.update_xaxes, panels.figure.update_yaxes)):
-            share = float(first["trajectory_explained"].values[axis])
-            update(title_text=f"principal component {axis + 1} ({share:.0%} of the variance)", row=1, col=number + 1)
-    subtitle = f"x0 (white) to x{n_blocks}, last {_MOST_TOKENS} tokens of the first prompt; 1 is a line"
-    return panels.titled(f"Trajectories through the layers · {model_label(result.trained)}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -232,7 +206,7 @@ class Coupling(JacobianMeasure):
             y_title="Jacobian of layer",
             diagonal=False,
         ),
-        "trajectories": _trajectories,
+        "trajectories": draw_trajectories,
         "growth": lines(
             {"": [(name, "log_norm", {"curve": name}) for name in _CURVES]},
             "state",

@@ -3,13 +3,11 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from torch import Tensor
@@ -19,18 +17,18 @@ from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, intervals_of, mean_of
+from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, mean_of
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result
 from tl_posgen.core.sides import joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
+from tl_posgen.coupling.coupling_scores_figure import LABELS, draw_scatter
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, null_label
 from tl_posgen.models.tokens import check_counts, text_provenance
-from tl_posgen.report.figures import MARKS, Panels, drawn_models, error_bars, model_label, plain
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
     Correlation,
@@ -41,13 +39,6 @@ from tl_posgen.stats.correlations import (
 )
 
 WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is shown on
-LABELS = {  # quantities in words; each is a variable of `Coupling`, "trace" a version of coupling
-    "coupling": "coupling (Frobenius)",
-    "trace": "coupling, trace normalisation",
-    "line_shape_score": "line-shape score",
-    "expodistance": "expodistance",
-    "growth_r2": "R² of exponential growth",
-}
 SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counted in the models
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
@@ -55,30 +46,6 @@ _SHARED = ["backend", "dtype", "length", "prompts", "seed", *(kind.seeds for kin
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
-
-
-def _scatter(result: Any) -> go.Figure:
-    """Draw the score against every quantity, a row each: a point a model."""
-    models, score, titles = drawn_models(result), plain(result.measure.score), []
-    r = {name: result.measure.r(result.numbers, name) for name in LABELS}
-    for r_trained in r.values():
-        for (side, *_), number in zip(
-            models, (r_trained, *(Number(values[0]) for values in r_trained.by_null.values())), strict=True
-        ):
-            titles.append(f"{side}: r = {number.with_interval:.2f}" if number else f"{side}: r not defined")
-    panels = Panels(titles, columns=len(models), row_height=260, shared_yaxes="rows")
-    for place, ((name, label), (_, data, _)) in enumerate(product(LABELS.items(), models)):
-        intervals, names = intervals_of(data["measured"].sel(quantity=name)), map(plain, data["model_name"].values)
-        points = go.Scatter(x=intervals["value"].values, y=data["score"].values, text=[*names], showlegend=False)
-        points.update(mode="markers", error_x=error_bars(*(intervals[end].values for end in ENDS)))
-        points.update(marker={"color": np.log2(data["d_model"].values), "coloraxis": "coloraxis", "size": 9})
-        panels.add(place, points.update(hovertemplate="%{text}: %{x:.3f}, %{y:.3f}<extra></extra>"))
-        row, column = divmod(place, len(models))
-        panels.figure.update_xaxes(title_text=label, row=row + 1, col=column + 1)
-    panels.figure.update_yaxes(title_text=score, col=1)
-    panels.figure.update_layout(coloraxis={"colorscale": MARKS, "colorbar": {"title": "log2 d", "thickness": 12}})
-    title = f"Coupling, straightness and growth against {score} · {model_label(result.trained)}"
-    return panels.titled(title, f"a point a model, 95% interval over prompts; top {result.measure.k}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +94,7 @@ class CouplingScores(Measure):
         "excess: |r| of coupling less that of this size."
     )
     figures = {
-        "scatter": _scatter,
+        "scatter": draw_scatter,
         "width": lines(
             {"": [(label, "width_coupling", {"norm": norm}) for norm, label in _NORM_WORDS.items()]},
             "width",

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Bool, Float, Int
@@ -25,33 +23,18 @@ from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.core.result import Result
 from tl_posgen.core.sides import joined
 from tl_posgen.errors import InputError
-from tl_posgen.report.figures import Panels, colour_axis, heat
 from tl_posgen.report.kinds import lines
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope, inverse_frequencies, rotate
 from tl_posgen.rope.spectra import rank_one_share
 from tl_posgen.slash.numbers.ablations import keep
 from tl_posgen.slash.numbers.slash_scores import slash_statistics, uniform_scores
+from tl_posgen.slash.slash_toy_figure import DESCRIPTION, draw_maps
 
 FEATURES = ("trained", "unseen")
 _EVALUATION_PROMPTS = 256
 _SNAPSHOTS = (0, 10, 20, 30, 50, 100, 300, 1000)
 _CURVE = ("seed", "step")
-_DESCRIPTION = "slash toy, D = {distance}, planes: {planes}"
-
-
-def _maps(result: Any) -> go.Figure:
-    """Draw small multiples: a row for each kind of features, a column a snapshot; the first seed."""
-    data = result.trained
-    places = list(product(data["features"].values, data["snapshot"].values))
-    titles = [f"step {step}" + ("" if kind == "trained" else ", unseen") for kind, step in places]
-    panels = Panels(titles, columns=data.sizes["snapshot"], row_height=190, horizontal_spacing=0.01)
-    for number, (kind, step) in enumerate(places):
-        panels.add(number, heat(data["pattern"].isel(seed=0).sel(features=kind, snapshot=step, drop=True)))
-    panels.figure.update_xaxes(showticklabels=False).update_yaxes(showticklabels=False, autorange="reversed")
-    panels.figure.update_layout(coloraxis=colour_axis(0.0, 1.0)).update_annotations(font_size=11)
-    subtitle = f"attention of one prompt, queries down, keys across; seed {data['seed'].values[0]}"
-    return panels.titled(f"Attention over training · {_DESCRIPTION.format(**result.measure.options())}", subtitle)
 
 
 @dataclass(frozen=True)
@@ -128,10 +111,10 @@ class SlashToy(Measure):
             },
             "step",
             title="Learning",
-            subtitle=f"{_DESCRIPTION}; held-out prompts, means over seeds",
+            subtitle=f"{DESCRIPTION}; held-out prompts, means over seeds",
             columns=2,
         ),
-        "maps": _maps,
+        "maps": draw_maps,
     }
 
     def __post_init__(self) -> None:

@@ -3,12 +3,10 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 from tqdm.auto import tqdm
 
@@ -17,7 +15,7 @@ from tl_posgen.core.engine import Measures, analyze
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.null_models import NullModels, Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
-from tl_posgen.core.numbers import TRAINED, Numbers, mean_of
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import require
 from tl_posgen.core.result import Result
 from tl_posgen.core.store import Parts
@@ -29,37 +27,22 @@ from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
-from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_counts, check_numbers, first_id, text_provenance
-from tl_posgen.report.figures import COLOURS, Panels, line, model_label
+from tl_posgen.report.figures import model_label
 from tl_posgen.report.kinds import lines
 from tl_posgen.studies.curves import Followed, followed, numbers_of
+from tl_posgen.studies.emergence_figure import SAME, draw_heads
 
 MEASURES = ("three_axis", "variance", "mean_key")
 _MOST_ROWS = 20  # of the short table
-_LOSS, _SAME = Followed("loss", "loss"), "by step + 1, on the same prompts"
+_LOSS = Followed("loss", "loss")
 
 
 def _means(result: Any) -> dict[str, list[Any]]:
     """Return a panel a number that is followed."""
     curves = (_LOSS, *followed(result.dataset))
     return {curve.label: [(model_label(result.trained), curve.name, curve.at)] for curve in curves}
-
-
-def _heads(result: Any) -> go.Figure:
-    """Draw a panel a number over step + 1, on a logarithmic axis: a line a head, coloured by layer."""
-    curves = [curve for curve in followed(result.dataset) if "head" in result.dataset[curve.name].dims]
-    panels = Panels([curve.label for curve in curves], row_height=240)
-    for panel, curve in enumerate(curves):
-        array = mean_of(curve.array(result.numbers).sel(init=TRAINED))
-        array = array.mean([dim for dim in array.dims if dim not in ("checkpoint", *HEAD)])
-        for layer, head in product(array["layer"].values, array["head"].values):
-            look: dict[str, Any] = {"hovertemplate": f"{head_name(layer, head)}: %{{y:.3f}}<extra></extra>", "width": 1}
-            y, colour = array.sel(layer=layer, head=head).values, COLOURS[layer % len(COLOURS)]
-            panels.add(panel, line(result.trained["step"].values + 1, y, f"layer {layer}", colour, **look))
-    title = f"Emergence over training, head by head · {model_label(result.trained)}"
-    return panels.axes("step", log_x=True).titled(title, _SAME)
 
 
 @dataclass(frozen=True)
@@ -84,9 +67,9 @@ class Emergence(Measure):
     }
     figures = {
         "means": lines(
-            _means, "checkpoint", x="step", title="Emergence over training", subtitle=_SAME, log_x=True, columns=4
+            _means, "checkpoint", x="step", title="Emergence over training", subtitle=SAME, log_x=True, columns=4
         ),
-        "heads": _heads,
+        "heads": draw_heads,
     }
 
     @property

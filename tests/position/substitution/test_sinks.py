@@ -12,6 +12,7 @@ from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.position import Substitution
+from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS, NO_VALUES, OF_SINKS
 from tl_posgen.position.substitution.hooks import (
     attention_sinks,
     by_split,
@@ -21,7 +22,6 @@ from tl_posgen.position.substitution.hooks import (
     true_at,
 )
 from tl_posgen.position.substitution.numbers import FAR, attention_from_afar, positional_profile, random_keys
-from tl_posgen.position.substitution.substitution import AT_RANDOM, AT_SINKS, NO_VALUES, OF_SINKS
 from tl_posgen.rope.rotation import rotate
 
 N = 40

@@ -8,8 +8,8 @@ from rotated_heads import attention_of, captures_of
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.tokens import to_prompts, token_strings
 from tl_posgen.position import SplitExamples
-from tl_posgen.position.substitution.numbers import split_maps
-from tl_posgen.position.substitution.split_examples import MAPS, PARTS
+from tl_posgen.position.substitution.numbers import MAPS, split_maps
+from tl_posgen.position.substitution.split_examples import PARTS
 from tl_posgen.rope.rotation import rotate
 
 pytestmark = pytest.mark.longer

@@ -13,7 +13,7 @@ from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.loss import prompts_of_one_length, token_losses
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution import Substitution
-from tl_posgen.position.substitution.substitution import NO_STAND_IN
+from tl_posgen.position.substitution.conditions import NO_STAND_IN
 
 pytestmark = pytest.mark.slow
 

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 
@@ -18,35 +16,12 @@ from tl_posgen.core.run import MOST_CHOSEN, Run, examples_of, pick_heads, token_
 from tl_posgen.core.sums import OfFirstPrompt, Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
+from tl_posgen.position.decomposition.attention_examples_figure import MAPS, SCORES, draw_patterns, maps_of
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.report.circuits import CROP, attention_maps
-from tl_posgen.report.figures import DIVERGING, SCALE, Panels, model_label, token_map
 
-_SCORES = ("true", "three-axis fit")
-_MAPS = (*_SCORES, "true - fit")
 _TOKENS_OF_EVERY_HEAD, _VALUES_OF_EVERY_HEAD = 48, 500_000
 _WHY = ("closest to position + key", "furthest from position + key")
-
-
-def _maps_of(data: xr.Dataset, example: int) -> np.ndarray:
-    """Return the true attention, the fitted one and their difference [map, query, key] of an example."""
-    true, fitted = data["pattern"].isel(example=example).transpose("scores", "query", "key").values
-    return np.stack([true, fitted, true - fitted])
-
-
-def _draw_patterns(result: Any) -> go.Figure:
-    """Draw the three maps of every example head as heat maps, a row a head."""
-    heads = [
-        head_name(*place) for place in zip(result.trained["layer"].values, result.trained["head"].values, strict=True)
-    ]
-    panels = Panels([f"{head} · {name}" for head in heads for name in _MAPS], columns=len(_MAPS), row_height=280)
-    attention, difference = {"colorscale": SCALE, "zmin": 0, "zmax": 1}, {"colorscale": DIVERGING, "zmid": 0}
-    for number, (example, kind) in enumerate(product(range(len(heads)), range(len(_MAPS)))):
-        example_map = xr.DataArray(_maps_of(result.trained, example)[kind], dims=("query", "key"))
-        panels.add(number, token_map(example_map, **(difference if kind == 2 else attention)))
-    panels.axes("key", "query").figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
-    subtitle = "attention of the scores, of the three-axis fit, their difference; first prompt; no random init"
-    return panels.titled(f"True and fitted attention · {model_label(result.trained)}", subtitle)
 
 
 def _labels(data: xr.Dataset) -> list[str]:
@@ -55,7 +30,7 @@ def _labels(data: xr.Dataset) -> list[str]:
 
 
 def _show(data: xr.Dataset, example: int) -> Any:
-    return attention_maps(_maps_of(data, example), [str(token) for token in data["token"].values], list(_MAPS))
+    return attention_maps(maps_of(data, example), [str(token) for token in data["token"].values], list(MAPS))
 
 
 @dataclass(frozen=True)
@@ -97,13 +72,13 @@ class AttentionExamples(Measure):
     }
     has_null = False
     rows = ("example",)
-    figures = {"patterns": _draw_patterns}
+    figures = {"patterns": draw_patterns}
     token_view = TokenView(_labels, _show)
     patterns = "of_every_head"
     caveats = {"absolute": "the fitted pattern's key part mixes where a key stands with what it is."}
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
-        return {"scores": _SCORES}
+        return {"scores": SCORES}
 
     def findings(self, numbers: Any) -> list[str]:
         return []  # the heads that are shown were picked for their numbers

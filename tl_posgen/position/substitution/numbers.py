@@ -17,6 +17,7 @@ from tl_posgen.rope.splits import DistanceDistribution, split_scores, uniform
 NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
 Threshold = Literal["head", "layer"]
 FAR = 16  # tokens from which on a query counts for a sink
+MAPS = ("scores", "position", "content")  # of `SplitMaps`
 
 
 def positional_profile(

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import xarray as xr
 from torch import Tensor
 
@@ -20,12 +18,11 @@ from tl_posgen.core.run import Run, head_examples, pick_heads
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
-from tl_posgen.position.substitution.numbers import SplitMaps, split_maps
+from tl_posgen.position.substitution.numbers import MAPS, SplitMaps, split_maps
+from tl_posgen.position.substitution.split_examples_figure import draw_maps
 from tl_posgen.report.circuits import attention_maps
-from tl_posgen.report.figures import DIVERGING, Panels, drawn_models, model_label, token_map
 
 N_TOKENS = 64
-MAPS = ("scores", "position", "content")
 PARTS = ("position", "content", "both")
 _MAP = ("example", "query", "key")
 _WHY = ("most position", "least position")
@@ -48,35 +45,6 @@ def _token_page(data: xr.Dataset, example: int) -> Any:
     weights = np.exp(maps - maps.max("key").clip(min=-1e30)).values
     patterns = weights / weights.sum(-1, keepdims=True).clip(min=1e-30)
     return attention_maps(patterns, [str(token) for token in data["token"].values], ["true", *MAPS[1:]])
-
-
-def _draw_maps(result: Any) -> go.Figure:
-    """Draw scores, position and content, a row a head; below each head the same one of the random init."""
-    models, n = drawn_models(result), result.trained.sizes["example"]
-    rows = [(side, data, number) for number, (side, data, _) in product(range(n), models)]
-    examples, titles = [data.isel(example=number) for _, data, number in rows], []
-    for (side, *_), head in zip(rows, examples, strict=True):
-        r_position, r_content, r_of_both = (format_number(float(r), ".2f") for r in head["r"].values)
-        titles += [
-            f"{head_name(head['layer'], head['head'])}, {head['why'].item()} · {side}",
-            f"position, r {r_position}",
-        ]
-        titles.append(f"content, r {r_content} (both {r_of_both})")
-    panels = Panels(titles, columns=3, row_height=300)
-    for row, maps in enumerate(examples):
-        reach = float(abs(maps["scores"]).quantile(0.98))
-        colours = {"colorscale": DIVERGING, "reversescale": True, "zmin": -reach, "zmax": reach}
-        for column, name in enumerate(MAPS):
-            panels.add(3 * row + column, token_map(maps[name], **colours))
-    panels.figure.update_yaxes(type="linear", autorange="reversed").update_xaxes(type="linear")
-    panels.figure.update_annotations(font_size=11)
-    subtitle = (
-        "scores within rows, first prompt, first token left out, and their parts: f(q, i - j) with the mean key, "
-        "g(q, k) at the mean over distances;<br>r: of the part with the scores. Red high, blue low, a scale a row. "
-        "Below each head the same one of the random init"
-    )
-    title = f"Scores, position and content · {model_label(result.trained)}"
-    return panels.axes("key", "query").titled(title, subtitle)
 
 
 @dataclass(frozen=True)
@@ -112,7 +80,7 @@ class SplitExamples(Measure):
         "content": Variable("content part", "logits", "g(q, k) at the mean over distances, within rows", _MAP),
         "r": Variable.correlation("r within rows", R, ("example", "part"), interval=False),
     }
-    figures = {"maps": _draw_maps}
+    figures = {"maps": draw_maps}
     token_view = TokenView(_token_labels, _token_page)
     caveats = {"absolute": EXACT, "none": EXACT, "alibi": "nothing rotates, so the position part is the slope alone."}
     without_meaning = frozenset({"absolute", "none"})

@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 import xarray as xr
 from jaxtyping import Bool
@@ -25,6 +23,16 @@ from tl_posgen.editing.score_functions import ScoresOf
 from tl_posgen.interventions import LEAST_COST, PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
+from tl_posgen.position.substitution.conditions import (
+    AT_RANDOM,
+    AT_SINKS,
+    NO_STAND_IN,
+    NO_VALUES,
+    NOT_OF_ALL,
+    OF_SINKS,
+    UNIFORM,
+    WORDS,
+)
 from tl_posgen.position.substitution.hooks import (
     all_positions,
     attention_sinks,
@@ -41,66 +49,16 @@ from tl_posgen.position.substitution.hooks import (
     true_at,
 )
 from tl_posgen.position.substitution.numbers import FAR, Threshold, kl_of_logs, log_attention, random_keys
-from tl_posgen.report.figures import drawn_models, model_label, named_points, titled
+from tl_posgen.position.substitution.substitution_figure import draw_correlation
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
 
-_UNIFORM = "uniform_attention"
-AT_SINKS = {name: f"{name}, true at sinks" for name in ("query_profile", "own_profile", _UNIFORM)}
-AT_RANDOM = "query_profile, true at random keys"
-NO_VALUES = {
-    "query_profile": "query_profile, sinks without value",
-    AT_SINKS["query_profile"]: "query_profile, true at sinks without value",
-    UNTOUCHED: f"{UNTOUCHED}, sinks without value",
-}
-OF_SINKS = (*AT_SINKS.values(), AT_RANDOM, *NO_VALUES.values())
-NO_STAND_IN = (UNTOUCHED, _UNIFORM)
 _ON_TOP = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
-NOT_OF_ALL = (*NO_STAND_IN, *OF_SINKS)  # conditions that put no stand-in in the place of all scores
 _NO_SPLIT = (*NOT_OF_ALL, "position", "content")
 _BY_HEAD = ("condition", *HEAD)
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
-WORDS = {
-    "uniform_attention": "uniform attention",
-    "three_axis": "three-axis fit, all pairs",
-    "three_axis_near": "three-axis fit, near pairs, width",
-    "three_axis_attention": "three-axis fit, attended pairs",
-    "mean_query": "mean query and key, distances below",
-    "k_q_simplify": "mean query and key, all distances",
-    "mean_key": "mean key at distance",
-    "triangle": "triangle of width",
-    "own_profile": "own attention profile",
-    "query_profile": "profile of each query",
-    "position": "position alone",
-    "content": "content alone",
-}
 Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
-
-
-def _draw_correlation(result: Any) -> go.Figure:
-    """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
-    figure, points, named, numbers = go.Figure(), np.empty((2, 0)), [], result.numbers
-    for side, data, colour in reversed(drawn_models(result)):
-        stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
-        x = stand_ins["r"].mean(HEAD).values
-        y = (stand_ins["loss"] - data["loss"].sel(condition=UNTOUCHED)).mean("prompt").values
-        names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.trained
-        look = {"mode": "markers", "marker": {"size": 10 if is_own else 7, "color": colour}, "name": side}
-        figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
-        if is_own:
-            valid = np.isfinite(x) & np.isfinite(y)
-            points, named = np.stack([x, y])[:, valid], [name for name, ok in zip(names, valid, strict=True) if ok]
-    worth, label = result.measure.worth(numbers).value, "uniform attention"
-    figure.add_hline(y=worth, line_dash="dot", annotation_text=label, annotation_position="bottom left")
-    figure.update_layout(xaxis_title="r of stand-in and scores, mean over heads", yaxis_title="rise of the loss, nats")
-    r, kl = (result.measure.rank(numbers, name).plain for name in ("r", "attention_kl"))
-    subtitle = (
-        "each point a stand-in; were correlation enough, they would fall from left to right; rank correlation of r "
-        f"and share recovered {r:.2f}, of attention KL {kl:.2f}"
-    )
-    figure = titled(figure, f"Correlation is not mechanism · {model_label(result.trained)}", subtitle, height=560)
-    return named_points(figure, points, named, top=worth, height=420) if named else figure
 
 
 @dataclass(frozen=True)
@@ -168,7 +126,7 @@ class Substitution(Interventions):
     edits_all_layers = True
     question = "Does the model run on position + content?"
     matrices = 26
-    control = _UNIFORM
+    control = UNIFORM
     variables = {
         **Interventions.variables,
         **PREDICTIONS,
@@ -205,12 +163,12 @@ class Substitution(Interventions):
             ),
             form=".0%",
         ),
-        "correlation": _draw_correlation,
+        "correlation": draw_correlation,
     }
 
     def stand_ins(self, length: int) -> dict[str, ScoresOf]:
         """Return what stands for the scores of prompts of `length` tokens, by condition."""
-        stand_ins: dict[str, ScoresOf] = {_UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
+        stand_ins: dict[str, ScoresOf] = {UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
         stand_ins |= {"three_axis": by_three_axis}
         stand_ins |= {
             f"three_axis_near_{width:g}": partial(by_three_axis, weights=near(width)) for width in self.near_widths
@@ -238,9 +196,9 @@ class Substitution(Interventions):
 
         hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
         if run.init is not None:  # whose attention hardly ever is worth anything
-            rise = xr.DataArray((run.losses_under(hooks[_UNIFORM]) - run.loss).mean(1), dims="prompt")
+            rise = xr.DataArray((run.losses_under(hooks[UNIFORM]) - run.loss).mean(1), dims="prompt")
             if not is_above(rise, LEAST_COST):
-                return dict.fromkeys(hooks) | {_UNIFORM: hooks[_UNIFORM]}
+                return dict.fromkeys(hooks) | {UNIFORM: hooks[UNIFORM]}
         return hooks
 
     def _sinks_and_others(self, run: Run, prompt: int) -> tuple[Bool[Tensor, "layer key"], Bool[Tensor, "layer key"]]:
@@ -287,7 +245,7 @@ class Substitution(Interventions):
 
     def worth(self, numbers: Numbers) -> Number:
         """Return the loss that uniform attention costs."""
-        return self.rises(numbers)[_UNIFORM]
+        return self.rises(numbers)[UNIFORM]
 
     def rank(self, numbers: Numbers, name: str) -> Number:
         """Return Spearman's rho over stand-ins of the share recovered with `r`, or with `attention_kl`."""
@@ -336,7 +294,7 @@ class Substitution(Interventions):
             f"With the true scores of attention sinks alone (keys that take {rule}: of the first token in {n_first} of "
             f"{counted(first.size, 'layer')}{behind}), the profile of each query recovers {shares[true]:.1%} instead "
             f"of {shares['query_profile']:.1%}; with as many true scores of random keys {shares[AT_RANDOM]:.1%}; with "
-            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[_UNIFORM]]:.1%}. Where the values of "
+            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[UNIFORM]]:.1%}. Where the values of "
             f"sinks are zero, so that they only take attention from other keys: {shares[NO_VALUES[true]]:.1%} instead "
             f"of {shares[NO_VALUES['query_profile']]:.1%}, and {shares[unchanged]:.1%} in the unchanged model."
         )
