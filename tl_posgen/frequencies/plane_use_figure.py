@@ -89,6 +89,9 @@ def draw_plane_use(result: Any) -> go.Figure:
         figure.update_xaxes(title_text=title, row=1 + bool(costs), col=number + 1)
     if costs:
         figure.update_yaxes(title_text="rise of the loss, nats", row=2, col=1)
+        for column in range(1, len(kinds) + 1):  # a plane stands at one place above and below
+            above = figure.get_subplot(1, column).xaxis.plotly_name
+            figure.update_xaxes(matches=above.replace("axis", ""), row=2, col=column)
     positions = [float(position) for trace in figure.data if trace.type == "bar" for position in trace.x] or [0.0]
     ticks = np.arange(np.floor(min(positions)), np.ceil(max(positions)) + 1)
     figure.update_xaxes(tickvals=ticks, ticktext=[f"{10.0**tick:,g}" for tick in ticks])
