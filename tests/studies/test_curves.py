@@ -172,3 +172,23 @@ def test_numbers_without_conditions_are_followed_at_usual_labels():
 def test_no_followed_curve_of_conditions_is_named_by_hand(name):
     kind = registry.find(name)
     assert name not in FOLLOWED or not any("condition" in variable.dims for variable in kind.variables.values())
+
+
+@dataclass(frozen=True)
+class Gaps(Cuts):
+    """rise = L - L(unchanged), across gaps"""
+
+    variables = {"loss": Variable("loss", "nats", dims=("condition", "gap", "prompt"), headline="loss")}
+
+    def usual(self):
+        return {"condition": "unchanged", "gap": 0}
+
+
+def test_what_conditions_do_is_the_mean_over_values_at_whose_usual_label_they_may_do_nothing():
+    loss = np.array([[3.0, 6.0], [3.0, 4.0]])[..., None] * np.ones(4)
+    data = dataset_of({"loss": (("condition", "gap", "prompt"), loss)}, condition=["unchanged", "cut"], gap=[0, 99])
+    kept = numbers_of([result_of(Gaps(), data)]).assign_attrs(measures=["gaps"])
+    (curve,), numbers = followed(kept), Numbers(Emergence(), kept)
+    assert numbers.number(curve.array(numbers)).value == -1
+    assert curve.effect == "rise of the loss in nats (mean over gap)"
+    assert numbers.number(numbers.array("gaps_loss", condition="unchanged")).value == 3

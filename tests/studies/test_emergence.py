@@ -174,8 +174,8 @@ def test_conditions_are_followed_by_what_they_do_and_empty_panels_left_out():
     data["other_x"].attrs["measure"] = "other"
     result = result_of(Emergence(per_head=False), data.assign_attrs(measures=["cuts", "other"]))
     assert result.findings()[1:3] == [
-        "Cuts, fast: the rise of the loss in nats goes from +0.200 at step 0 to +2.000 at step 1; half of the change is "
-        "there by step 1.",
+        "Cuts, fast: the rise of the loss in nats goes from +0.200 at step 0 to +2.000 at step 1; half of the change "
+        "is there by step 1.",
         "Cuts, slower: the rise of the loss in nats goes from +0.100 at step 0 to +0.500 at step 1; half of the change "
         "is there by step 1.",
     ]

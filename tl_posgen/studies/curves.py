@@ -167,7 +167,7 @@ def _effects(
     headlines = [name for name in declared if measure.variables[name].headline]
     effects: dict[str, xr.DataArray] = {}
     for name in headlines or declared[:1]:
-        variable, array = measure.variables[name], arrays[full_names[name]]
+        variable, array = measure.variables[name], _over_usual_values(result, name, arrays[full_names[name]])
         is_rise = isinstance(measure, Interventions) and name == "loss"
         what = "rise of the loss" if is_rise else variable.label
         if UNTOUCHED in array["condition"].values:
@@ -179,6 +179,19 @@ def _effects(
         if array.sizes["condition"]:
             effects["rise" if is_rise else f"{name}_change"] = array.assign_attrs(attrs | words)
     return effects
+
+
+def _over_usual_values(result: Result, name: str, array: xr.DataArray) -> xr.DataArray:
+    """Return a number by condition as its mean over dims whose usual label is a value, such as a gap of 0, where an
+    intervention may do nothing; as it is where there is none."""
+    whole, usual = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float), result.measure.usual()
+    valued = [dim for dim in whole.dims if dim in usual and whole[dim].dtype.kind not in "OU"]
+    if not valued:
+        return array
+    mean = whole.mean([dim for dim in whole.dims if dim not in array.dims])
+    without_scalars = mean.drop_vars([coord for coord, labels in mean.coords.items() if not labels.ndim])
+    others = {dim: label for dim, label in usual.items() if dim not in valued}
+    return without_scalars.assign_attrs({**array.attrs, "places": _places(whole, others)})
 
 
 def _conditions_of(result: Result) -> list[str]:

@@ -213,9 +213,12 @@ def _draw_conditions(result: Any) -> go.Figure:
     """Draw what the conditions of every measure do at each model's last revision: a row a condition, a symbol a model,
     those of null models grey."""
     numbers, effects = result.numbers, {name: curves for name, curves in effects_in(result.dataset).items() if curves}
+    is_unlike = len(_alike(result.trained)) > 1
     shown = [curves[:_MOST_ROWS] for curves in effects.values()]
     titles = [
-        curves[0].label.split(":")[0] + (f", {_MOST_ROWS} of {len(curves)}" * (len(curves) > _MOST_ROWS))
+        curves[0].label.split(":")[0]
+        + (f", {_MOST_ROWS} of {len(curves)}" * (len(curves) > _MOST_ROWS))
+        + "<br>tokens differ between models" * (is_unlike and is_per_token(curves[0], result.dataset))
         for curves in effects.values()
     ]
     heights = [50 + 22 * len(curves) for curves in shown]
