@@ -160,6 +160,30 @@ def test_a_long_run_is_tabulated_by_twenty_checkpoints_with_both_ends():
     assert (len(kept), kept[0], kept[-1]) == (20, "step0", "step153")
 
 
+def test_conditions_are_followed_by_what_they_do_and_empty_panels_left_out():
+    rises = [[0.1, 0.2, np.nan], [0.5, 2.0, np.nan]]
+    variables = {
+        "loss": (("checkpoint", "prompt"), np.array([[3.0], [2.0]])),
+        "step": (("checkpoint",), np.arange(2)),
+        "cuts_rise": (("checkpoint", "condition"), np.array(rises)),
+        "other_x": (("checkpoint",), np.full(2, np.nan)),
+    }
+    data = dataset_of(variables, checkpoint=["step0", "step1"], condition=["slow", "fast", "unchanged"])
+    attrs = {"effect": "rise of the loss in nats", "short": "rise", "words": '{"slow": "slower"}'}
+    data["cuts_rise"].attrs.update(measure="cuts", **attrs)
+    data["other_x"].attrs["measure"] = "other"
+    result = result_of(Emergence(per_head=False), data.assign_attrs(measures=["cuts", "other"]))
+    assert result.findings()[1:3] == [
+        "Cuts, fast: the rise of the loss in nats goes from +0.200 at step 0 to +2.000 at step 1; half of the change "
+        "is there by step 1.",
+        "Cuts, slower: the rise of the loss in nats goes from +0.100 at step 0 to +0.500 at step 1; half of the change "
+        "is there by step 1.",
+    ]
+    titles = [annotation.text for annotation in result.plot("means").layout.annotations]
+    assert titles == ["loss", "cuts, rise<br>fast", "cuts, rise<br>slower"]
+    assert result.measure.at_steps(result.numbers, "cuts_rise", "slow")[1].value == 0.5
+
+
 @dataclass(frozen=True)
 class Weight(Measure):
     """weight = mean W_E^2"""

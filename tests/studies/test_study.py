@@ -254,3 +254,11 @@ def test_a_measure_that_needs_more_digits_than_the_checkpoint_gets_them(family_d
         study = LEAST | {"models": [model], "measures": [measure], "texts": texts}
         sweep(study, out=tmp_path / measure, progress=False)
     assert dtypes == [torch.float32] * 2 + [torch.bfloat16] * 2
+
+
+def test_the_page_shows_the_study_that_it_runs():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    shown = page.partition("```toml\n")[2].partition("```")[0]
+    assert "tl-posgen sweep examples/studies/small.toml" in page
+    assert shown == (root / "examples" / "studies" / "small.toml").read_text(encoding="utf-8")

@@ -145,6 +145,7 @@ def test_an_interrupted_sweep_says_what_is_kept(tmp_path, monkeypatch, capsys):
     assert said in "".join(capsys.readouterr())
     assert calls == [1, 1]
     [part] = (tmp_path / "runs" / "parts" / "mini-text").iterdir()
+    assert states(study, tmp_path / "runs") == {"mini/bundled": "finished", "mini/text": "begun"}
     with monkeypatch.context() as patched:  # a part that is there is not measured
         patched.setattr("tl_posgen.core.engine.one_pass", lambda *_, **__: pytest.fail("measured again"))
         assert [*sweep(study, out=tmp_path / "runs", progress=False).values()] == ["finished"] * 2
@@ -243,3 +244,23 @@ def test_the_command_lists_runs_and_refuses(tmp_path, command):
         assert code == 2
         assert error.startswith("error: ")
         assert len(error.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_study_of_interventions_keeps_the_condition_and_compares_what_it_does(tmp_path):
+    """Of two models alike: all conditions are there, and what is followed is not the unchanged model's number."""
+    study = {"name": "two", "models": ["mini", {"name": "mini", "label": "again"}], "length": 32, "n_prompts": 2}
+    study |= {"measures": ["substitution", "three_axis"], "null_seeds": [], "shuffled_seeds": []}
+    sweep(study, out=tmp_path, progress=False)
+    data, alone = open_study(tmp_path), tl_posgen.load(next((tmp_path / JOBS).glob("mini-*.nc")))["substitution"]
+    shares, of_mini = alone.measure.recovered(alone.numbers), data["substitution_recovered"].sel(model="mini")
+    kept = of_mini.isel(init=0, revision=0, text=0).sel(group="all").dropna("condition").to_series()
+    assert kept.to_dict() == {name: shares[name].value for name in shares if name in kept.index}
+    assert set(shares) - {*kept.index} == {"unchanged", "uniform_attention"}
+    assert data["substitution_loss"].sizes["condition"] > 20
+    assert data["tokenization"].values.ravel().tolist() == [0, 0]
+    report = report_study(tmp_path)
+    assert "Substitution, share of the loss recovered over 2 models, " in " ".join(report.findings())
+    assert report["study"].kinds == ["conditions", "models"]
+    panels = [text.text for text in report["study"].plot("models").layout.annotations]
+    assert panels == ["r", "r within rows"]

@@ -31,7 +31,7 @@ from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import check_counts, check_numbers, first_id, text_provenance
 from tl_posgen.report.figures import model_label
 from tl_posgen.report.kinds import lines
-from tl_posgen.studies.curves import Followed, followed, numbers_of
+from tl_posgen.studies.curves import Followed, followed, has_numbers, numbers_of
 from tl_posgen.studies.emergence_figure import SAME, draw_heads
 
 MEASURES = ("three_axis", "variance", "mean_key")
@@ -41,8 +41,8 @@ _LOSS = Followed("loss", "loss")
 
 def _means(result: Any) -> dict[str, list[Any]]:
     """Return a panel a number that is followed."""
-    curves = (_LOSS, *followed(result.dataset))
-    return {curve.label: [(model_label(result.trained), curve.name, curve.at)] for curve in curves}
+    curves = [curve for curve in (_LOSS, *followed(result.dataset)) if has_numbers(curve.array(result.numbers))]
+    return {curve.title: [(model_label(result.trained), curve.name, curve.at)] for curve in curves}
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,11 @@ class Emergence(Measure):
     def rows(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return ("checkpoint", *HEAD) if self.per_head else ("checkpoint",)
 
-    def at_steps(self, numbers: Numbers, name: str) -> dict[int, Number]:
-        """Return the number of a followed variable at every step; {} where it was not measured."""
+    def at_steps(self, numbers: Numbers, name: str, condition: str | None = None) -> dict[int, Number]:
+        """Return the number of a followed variable at every step, under a condition where it has some (the first that
+        is followed if left out); {} where it was not measured."""
         for curve in (_LOSS, *followed(numbers.dataset)):
-            if curve.name == name:
+            if curve.name == name and condition in (None, curve.at.get("condition")):
                 at_checkpoints = numbers.along(curve.array(numbers), "checkpoint", numbers.bounds_of(name))
                 return dict(zip(numbers.data["step"].values.tolist(), at_checkpoints, strict=True))
         return {}
@@ -96,7 +97,8 @@ class Emergence(Measure):
         for curve in followed(numbers.dataset):
             if not curve.sentence:
                 continue
-            at_steps, form = self.at_steps(numbers, curve.name), curve.form
+            at_steps = self.at_steps(numbers, curve.name, curve.at.get("condition"))
+            form = curve.form
             if len(at_steps) < 2:
                 (step, only), *_ = at_steps.items()
                 sentences.append(

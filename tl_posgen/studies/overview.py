@@ -2,8 +2,10 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,23 @@ from tl_posgen.core.store import read_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, in_order, kind_and_seed, null_label
-from tl_posgen.report.figures import plain
 from tl_posgen.report.kinds import bars, lines
-from tl_posgen.studies.curves import Followed, followed, numbers_of
+from tl_posgen.studies.curves import (
+    RECOVERED,
+    Followed,
+    at_last_revision,
+    effects_in,
+    followed,
+    is_per_token,
+    numbers_of,
+    same_tokens,
+)
+from tl_posgen.studies.overview_figures import AT_LAST, MEANS, draw_conditions, panels_of_models, panels_of_revisions
 from tl_posgen.studies.study import MAIN
 from tl_posgen.studies.sweep import finished_jobs
 
 _PER_JOB = ("model", "revision", "text")
+_MOST_NAMED = 3  # models in a sentence
 _FEWEST = 4  # models for a correlation with size
 
 
@@ -38,7 +50,9 @@ def open_study(out: str | os.PathLike) -> xr.Dataset:
     layer, head]: select init="trained", the seed of a random init, or "shuffled 0"; group="all", tokens="all". NaN
     stands where a model has fewer layers or heads than another, where a job is not finished, and where a measure could
     not be had. Beside them `step` [model, revision], the number in a revision's name, `parameters` [model] and
-    `finished` [model, revision, text].
+    `finished` [model, revision, text]. Models whose `tokenization` [model, revision, text] is the same number read a
+    text as the same tokens; other losses per token are not comparable. A measure with conditions has the dim condition,
+    and what they do over it: "<measure>_recovered", or "<measure>_rise" of the loss.
 
     Args:
         out: the directory of `sweep`.
@@ -125,8 +139,9 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
         order["group"] = sorted(map(str, data["group"].values), key=lambda group: group != ALL)
     data = data.reindex({dim: np.array(labels) for dim, labels in order.items()})
     data = data.transpose("init", "group", *_PER_JOB, ..., *HEAD, missing_dims="ignore")
-    finished = xr.DataArray.from_series(pd.Series(1.0, places))
-    data["finished"] = finished.reindex({dim: data[dim] for dim in _PER_JOB}).notnull()
+    numbers_read = pd.Series(_tokenizations(reports), places)
+    tokenization = xr.DataArray.from_series(numbers_read).reindex({dim: data[dim] for dim in _PER_JOB})
+    data["finished"], data["tokenization"] = tokenization.notnull(), tokenization
     data["parameters"] = ("model", np.array([sizes[name] for name in order["model"]]))
     steps = []
     for model in order["model"]:
@@ -141,37 +156,15 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
     return data.assign_coords(init_label=("init", labels)).assign_attrs(measures=list(settings["measures"]))
 
 
-def _at_the_end(curve: Followed) -> Callable[[Numbers], xr.DataArray]:
-    """Return the function of the `Numbers` that gives a followed number at each model's last finished revision."""
-
-    def array(numbers: Numbers) -> xr.DataArray:
-        finished = numbers.data["finished"].any("text").transpose("model", "revision")
-        last = finished.sizes["revision"] - 1 - finished[:, ::-1].argmax("revision")
-        return curve.array(numbers).isel(revision=last.drop_vars("revision", errors="ignore"))
-
-    return array
-
-
-def _of_models(result: Any) -> dict[str, list[Any]]:
-    """Return a panel a followed number, at each model's last revision."""
-    return {curve.label: [("mean", _at_the_end(curve))] for curve in followed(result.dataset)}
-
-
-def _of_revisions(result: Any) -> dict[str, list[Any]]:
-    """Return a panel a followed number, with a curve for each model of several revisions."""
-    several = result.trained["finished"].any("text").sum("revision") > 1
-    models = several["model"].values[several.values].tolist()
-    return {
-        curve.label: [
-            (plain(name), lambda numbers, curve=curve, name=name: curve.array(numbers).sel(model=name))
-            for name in models
-        ]
-        for curve in followed(result.dataset)
-    }
-
-
-_MEANS = "means over heads and texts"
-_AT_LAST = f"at the last revision; {_MEANS}"
+def _tokenizations(reports: Mapping[tuple[str, ...], Report]) -> list[float]:
+    """Return a number for each job: the same for those of one text that read the same tokens."""
+    digests: dict[str, list[Any]] = {}
+    numbers = []
+    for (*_, text), report in reports.items():
+        of_text, digest = digests.setdefault(text, []), report.provenance.get("tokens_sha256")
+        of_text += [] if digest in of_text else [digest]
+        numbers.append(float(of_text.index(digest)))
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -191,40 +184,110 @@ class Overview(Measure):
         "finished": Variable("finished", "", "whether the job's file is there", _PER_JOB),
         "parameters": Variable("parameters", "", "numbers in the model's weights, as loaded", ("model",)),
         "step": Variable("step", "", "the number in a revision's name, or its place", ("model", "revision")),
+        "tokenization": Variable("tokenization", "", "the same number: the same tokens of a text", _PER_JOB),
     }
     figures = {
-        "models": bars(_of_models, "model", title="Models side by side", subtitle=_AT_LAST, columns=3),
-        "revisions": lines(_of_revisions, "revision", title="Over revisions", subtitle=_MEANS),
-        "size": lines(_of_models, "model", x="parameters", title="Against size", subtitle=_AT_LAST, log_x=True),
+        "conditions": draw_conditions,
+        "models": bars(panels_of_models, "model", title="Models side by side", subtitle=AT_LAST, columns=3),
+        "revisions": lines(panels_of_revisions, "revision", title="Over revisions", subtitle=MEANS),
+        "size": lines(
+            partial(panels_of_models, against_size=True),
+            "model",
+            x="parameters",
+            title="Against size",
+            subtitle=AT_LAST,
+            log_x=True,
+        ),
     }
 
     def findings(self, numbers: Numbers) -> list[str]:
         """Return where each followed number is lowest and highest, beside the null models, and its correlation with the
-        logarithm of the parameters, at each model's last revision."""
-        several, sentences = numbers.data["finished"].any("text").sum("revision") > 1, []
-        for curve in filter(lambda curve: curve.sentence, followed(numbers.dataset)):
-            array = curve.array(numbers).stack(place=("model", "revision"))
-            at_places = numbers.along(array, "place")
-            means = {
-                f"{model} at {revision}" if several.sel(model=model) else model: number.value
-                for (model, revision), number in zip(array["place"].values, at_places, strict=True)
-                if number
-            }
-            if not means:
-                continue
-            form, n, (low, high) = curve.form, len(means), (pick(means, key=means.__getitem__) for pick in (min, max))
-            what = f"{n} models{' and revisions' if bool(several.any()) else ''}"
-            course = f"lies between {means[low]:{form}} ({low}) and {means[high]:{form}} ({high}) over {what}"
-            if means[low] == means[high]:
-                course = f"is {means[low]:{form}}" + (f" in all {what}" if n > 1 else f" ({low})")
-            last = _at_the_end(curve)(numbers)
-            sizes: Any = np.log(numbers.data["parameters"])
-            over = mean_over(last, [dim for dim in last.dims if dim not in (*NUMBER_DIMS, "model")])
-            defined = sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
-            if len(defined) >= _FEWEST and len(np.unique(defined)) > 2:
-                course += f"; with ln parameters r = {numbers.correlation(sizes, over, over=('model',)).plain:.2f}"
-            sentences.append(f"{curve.sentence} {course}{numbers.number(last).null_in_brackets:{form}}.")
+        logarithm of the parameters, at each model's last revision.
+
+        Conditions of a measure share a sentence. Numbers in nats per token are compared among models that read the same
+        tokens, and what cannot be compared so is said last.
+        """
+        sentences, not_compared = [], dict[str, None]()
+        alike = same_tokens(numbers.data)
+        all_places = [place for group in alike for place in group]
+        curves = [curve for curve in followed(numbers.dataset) if curve.sentence]
+        for (_, effect), of_effect in groupby(curves, key=lambda curve: (curve.name, curve.effect)):
+            in_sentence = list(of_effect)
+            is_split = len(alike) > 1 and is_per_token(in_sentence[0], numbers.dataset)
+            n_before = len(sentences)
+            for places in [group for group in alike if len(group) > 1] if is_split else [all_places]:
+                of_tokens = " that read the same tokens" if is_split else ""
+                if effect:
+                    sentences += self._of_conditions(numbers, in_sentence, places, of_tokens)
+                else:
+                    sentences += self._of_number(numbers, in_sentence[0], places, of_tokens)
+            if is_split and len(sentences) == n_before:
+                not_compared[in_sentence[0].sentence if not effect else in_sentence[0].label.split(":")[0]] = None
+        if not_compared:
+            names = "; ".join(name[:1].lower() + name[1:] for name in not_compared)
+            sentences.append(f"Not compared, as the models read a text as different tokens: {names}.")
         return sentences
+
+    def _of_number(
+        self, numbers: Numbers, curve: Followed, places: Sequence[tuple[str, str]], of_tokens: str
+    ) -> list[str]:
+        """Return the sentence on a followed number at some models and revisions; [] where none has it."""
+        means, form = self._means_at(numbers, curve, places), curve.form
+        if not means:
+            return []
+        low, high = (pick(means, key=means.__getitem__) for pick in (min, max))
+        what = _counted(numbers, len(means)) + of_tokens
+        course = f"lies between {means[low]:{form}} ({low}) and {means[high]:{form}} ({high}) over {what}"
+        if means[low] == means[high]:
+            course = f"is {means[low]:{form}}" + (f" in all {what}" if len(means) > 1 else f" ({low})")
+        models = [*dict.fromkeys(model for model, _ in places)]
+        last, sizes = at_last_revision(curve)(numbers).sel(model=models), numbers.data["parameters"].sel(model=models)
+        ln_sizes: Any = np.log(sizes)
+        over = mean_over(last, [dim for dim in last.dims if dim not in (*NUMBER_DIMS, "model")])
+        defined = ln_sizes.where(mean_of(at_init(over, TRAINED)).notnull()).dropna("model").values
+        if len(defined) >= _FEWEST and len(np.unique(defined)) > 2:
+            course += f"; with ln parameters r = {numbers.correlation(ln_sizes, over, over=('model',)).plain:.2f}"
+        return [f"{curve.sentence} {course}{numbers.number(last).null_in_brackets:{form}}."]
+
+    def _of_conditions(
+        self, numbers: Numbers, curves: Sequence[Followed], places: Sequence[tuple[str, str]], of_tokens: str
+    ) -> list[str]:
+        """Return the sentence on what conditions do at some models and revisions; [] where none has it."""
+        clauses, with_one, form = [], dict[str, None](), curves[0].form
+        models = [*dict.fromkeys(model for model, _ in places)]
+        for curve in curves:
+            if not (means := self._means_at(numbers, curve, places)):
+                continue
+            low, high = (pick(means, key=means.__getitem__) for pick in (min, max))
+            ends = f"{means[low]:{form}}"
+            if means[low] != means[high]:
+                ends += f" ({low}) to {means[high]:{form}} ({high})"
+            null = numbers.number(at_last_revision(curve)(numbers).sel(model=models))
+            nulls = null.null_in_brackets if np.isfinite(null.nulls).any() else ""
+            clauses.append(f"{curve.condition} {ends}{nulls:{form if nulls else ''}}")
+            with_one |= dict.fromkeys(means)
+        if not clauses:
+            return []
+        measure, effect, among = curves[0].sentence.split(",")[0], curves[0].effect, curves[0].among
+        few = (
+            f"{len(clauses)} of {among} conditions" if RECOVERED in effect else f"the {len(clauses)} largest of {among}"
+        )
+        scope = f", {few}" if len(clauses) < among else ""
+        over = f"over {_counted(numbers, len(with_one))}" if len(with_one) > 1 else f"in {next(iter(with_one))}"
+        lacking = [model for model in models if not any(name.split(" at ")[0] == model for name in with_one)]
+        without = f" (not defined: {', '.join(lacking)})" if 0 < len(lacking) <= _MOST_NAMED else ""
+        return [f"{measure}, {effect} {over}{of_tokens}{without}{scope}: {'; '.join(clauses)}."]
+
+    def _means_at(self, numbers: Numbers, curve: Followed, places: Sequence[tuple[str, str]]) -> dict[str, float]:
+        """Return the value of a followed number by the name of a model, with its revision where the model has several;
+        of the places that have one."""
+        several = numbers.data["finished"].any("text").sum("revision") > 1
+        array = curve.array(numbers).stack(place=("model", "revision"))
+        return {
+            f"{model} at {revision}" if several.sel(model=model) else model: number.value
+            for (model, revision), number in zip(array["place"].values, numbers.along(array, "place"), strict=True)
+            if number and (model, revision) in places
+        }
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a finished job: every followed number, heads averaged."""
@@ -233,10 +296,18 @@ class Overview(Measure):
         return pd.DataFrame(frame[finished.astype(bool)]).reset_index(drop=True)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
-        """Return no models where there is one at several revisions, no revisions where no model has several, no sizes
-        where all models have one."""
+        """Return no conditions where no measure has any, no models where there is one at several revisions, no
+        revisions where no model has several, no sizes where all models have one."""
         several = bool((data["finished"].any("text").sum("revision") > 1).any())
         sizes = data["parameters"].values
         side_by_side = data.sizes["model"] > 1 or not several
-        has = {"models": side_by_side, "revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
-        return [kind for kind, applies in has.items() if applies]
+        has = {"conditions": any(effects_in(data).values())}
+        has |= {"models": side_by_side and not all(curve.effect for curve in followed(data))}
+        has |= {"revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
+        return [kind for kind, applies in has.items() if applies and followed(data)]
+
+
+def _counted(numbers: Numbers, n: int) -> str:
+    """Return "2 models", or "3 models and revisions" where a model has several."""
+    several = numbers.data["finished"].any("text").sum("revision") > 1
+    return f"{n} models and revisions" if bool(several.any()) else counted(n, "model")

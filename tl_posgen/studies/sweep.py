@@ -27,6 +27,7 @@ from tl_posgen.models.conversion.files import drop_from_cache, first_line
 from tl_posgen.studies.study import Job, Study
 
 JOBS = "jobs"  # the directory of their files
+_PARTS = "parts"  # the directory of what is kept of jobs that are not finished
 _FAILED = ".failed"  # suffix of a file with the error of a job, beside where its own would be
 _STARTS = 4  # a local Ray gives itself 30 s, in which a busy machine has not even loaded it
 
@@ -95,7 +96,7 @@ def sweep(
             )
             raise
     with suppress(OSError):
-        (out / "parts").rmdir()
+        (out / _PARTS).rmdir()
     return states(study, out)
 
 
@@ -139,7 +140,7 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
     weights, study, errors = jobs[0].weights, jobs[0].study, {}
     model: Any = weights.pretrained  # of which analyze makes room for its random inits
     for job in jobs:
-        path, parts = out / JOBS / job.file, Parts(out / "parts" / Path(job.file).stem)
+        path, parts = out / JOBS / job.file, Parts(_parts_of(job, out))
         if path.is_file():
             continue
         try:
@@ -195,15 +196,21 @@ def _executor(workers: int, ray: str | None) -> Iterator[dict[str, Any]]:
 
 
 def states(study: Study | Mapping[str, Any] | str | os.PathLike, out: str | os.PathLike) -> dict[str, str]:
-    """Return "finished", "failed: ..." (the next run tries it again) or "to do" of every job of a study; asks no
-    network, loads nothing. Errors as in `sweep`."""
+    """Return "finished", "failed: ..." (the next run tries it again), "begun" (a part is kept) or "to do" of every
+    job of a study; asks no network, loads nothing. Errors as in `sweep`."""
     jobs, state_of = Study.read(study).jobs(), dict[str, str]()
     done = finished_jobs(Path(out), jobs)
     for job in jobs:
         failed = Path(out, JOBS, job.file).with_suffix(_FAILED)
         error = failed.read_text(encoding="utf-8", errors="replace") if failed.is_file() else ""
-        state_of[job.name] = "finished" if job.place in done else f"failed: {error}" if error else "to do"
+        waiting = "begun" if any(_parts_of(job, Path(out)).rglob("*.nc")) else "to do"
+        state_of[job.name] = "finished" if job.place in done else f"failed: {error}" if error else waiting
     return state_of
+
+
+def _parts_of(job: Job, out: Path) -> Path:
+    """Return the directory of what is kept of a job that is not finished."""
+    return out / _PARTS / Path(job.file).stem
 
 
 def finished_jobs(out: Path, jobs: Sequence[Job] = ()) -> dict[tuple[str, ...], Path]:
