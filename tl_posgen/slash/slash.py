@@ -126,7 +126,6 @@ class Slash(Dominance):
             *("attention_distance", ("attention_distance", {"tokens": "without first"})),
             title="Attention distance",
             subtitle="mean distance of the attended keys, in tokens",
-            limits=None,
         ),
     }
     all_reached = False
