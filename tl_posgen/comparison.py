@@ -118,6 +118,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     cut_of_both = [{name: report.provenance.get(name) for name in _OF_TEXT} for report in (first, second)]
     shared_cut = {name: cut for name, cut in cut_of_both[0].items() if paired and cut and cut == cut_of_both[1][name]}
     provenance = {"model": f"{after} beside {before}", **shared_cut}
+    provenance |= {"metric": metrics[0]} if "metric" in first.provenance else {}
     provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)
 

@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.files import results_bytes, write_whole
-from tl_posgen.core.formatting import counted, known_by, prompts_in_words
+from tl_posgen.core.formatting import about_metric, counted, known_by, prompts_in_words
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.numbers import MOST_LABELS, SAMPLE_DIMS, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
@@ -49,7 +49,17 @@ class Result:
     @cached_property
     def numbers(self) -> Numbers:
         """Every number with its interval and random inits: `result.numbers("r", tokens="all")`."""
-        return Numbers(self.measure, self.dataset)
+        return Numbers(self.measure, self.dataset.assign_attrs(metric=self.metric) if self.metric else self.dataset)
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric in the place of the loss; "" for the loss itself."""
+        return str(self.provenance.get("metric") or "")
+
+    def worded(self, text: str) -> str:
+        """Return words on the loss as they are true of these numbers: on the metric in its place, where there is
+        one."""
+        return about_metric(text, self.metric) if self.metric else text
 
     def sel(self, *, init: str | int = TRAINED, **labels: Any) -> xr.Dataset:
         """Return the arrays of one init, all prompts, at these labels: `result.sel(first_token=False)`.
@@ -107,7 +117,7 @@ class Result:
     def sentences(self) -> list[str]:
         """Findings in words, the headline first; none where it holds by construction."""
         meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
-        return list(self.measure.findings(self.numbers)) if meaningful else []
+        return [self.worded(sentence) for sentence in self.measure.findings(self.numbers)] if meaningful else []
 
     @property
     def notes(self) -> list[str]:
@@ -145,9 +155,11 @@ class Result:
             )
         if hooks := self.provenance.get("fwd_hooks"):
             warnings.append(f"measured under hooks, the null models too: {', '.join(hooks)}.")
-        metric = self.provenance.get("metric")
-        if metric and any("nats" in variable.unit for variable in self.measure.variables.values()):
-            warnings.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
+        if self.metric and any("loss" in variable.label for variable in self.measure.variables.values()):
+            warnings.append(
+                f"in the place of the loss stands the metric {self.metric}, in its own unit; shares recovered, cost "
+                "and harm take higher as worse, so give its negative where lower is worse."
+            )
         if repeated := self.provenance.get("repeated"):
             warnings.append(
                 f"{repeated:.0%} of what the prompts say stands in another prompt too, so intervals over prompts are "
@@ -265,9 +277,14 @@ class Result:
         table = self._tables[of]
         if table is None:
             return self.frame(init=TRAINED if of == TRAINED else numbers[of].labels[0])
-        if not self.provenance.get("metric"):
+        if not self.metric:
             return table.copy()
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the headings of `table`."""
+        return self.worded(self.measure.legend)
 
     def heads(
         self,
@@ -398,11 +415,13 @@ class Result:
         kind = self.kinds[0] if kind is None else kind
         if kind not in self.kinds:
             raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
-        return self.measure.figures[kind](self)
+        figure = self.measure.figures[kind](self)
+        return view("figure in other words")(figure, self.worded) if self.metric else figure
 
     def token_labels(self) -> list[str]:
         """Return a line for each token-level picture."""
-        return [] if self.measure.token_view is None else self.measure.token_view.labels(self.trained)
+        labels = [] if self.measure.token_view is None else self.measure.token_view.labels(self.trained)
+        return [self.worded(label).replace("red: worse", "red: higher") for label in labels] if self.metric else labels
 
     def show(self, example: int = 0):
         """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""
