@@ -119,11 +119,11 @@ class Gap(Interventions):
     }
     words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
     legend = (
-        "near, text: loss of text at the smallest gap (without one, where 0 was tried) and at the largest; alone: without "
-        "its first half; change: text - near, prompt by prompt, low and high the ends of its 95% interval; copy, "
-        "recall: at the largest gap. reads: the largest gap up to which a copy costs less than half of alone; lost: the "
-        "first at which it costs more; harmless, harm: likewise where text costs less and more than alone; all surely, "
-        "by 95% intervals (by values below 4 prompts), among the gaps that were tried."
+        "near, text: loss of text at the smallest gap (without one, where 0 was tried) and at the largest; alone: "
+        "without its first half; change: text - near, prompt by prompt, low and high the ends of its 95% interval; "
+        "copy, recall: at the largest gap. reads: the largest gap up to which a copy costs less than half of alone; "
+        "lost: the first at which it costs more; harmless, harm: likewise where text costs less and more than alone; "
+        "all surely, by 95% intervals (by values below 4 prompts), among the gaps that were tried."
     )
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -242,9 +242,10 @@ class Gap(Interventions):
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
-        """Return a row a condition: the loss of text at the smallest gap, at the largest and without its first half, and
-        the change from the smallest to the largest with the ends of its interval; at the largest the loss of a copy,
-        and the needle's recall; the gaps between which a copy is no longer read, and between which harm begins."""
+        """Return a row a condition: the loss of text at the smallest gap, at the largest and without its first half,
+        and the change from the smallest to the largest with the ends of its interval; at the largest the loss of a
+        copy, and the needle's recall; the gaps between which a copy is no longer read, and between which harm
+        begins."""
         gaps, rows = numbers.data["gap"].values.tolist(), []
         gap, alone = gaps[-1], numbers("alone").value
         near, far = (numbers.array("loss", condition=None, task="text", gap=at) for at in (gaps[0], gap))
