@@ -300,7 +300,8 @@ class Result:
 
         Args:
             top: how many; None for all.
-            by: a per-head variable, or a number of `tl_posgen.compare`; the measure's first headline if left out.
+            by: a per-head variable or its column in a report's frame, such as "position" or "position_share"; of
+                `tl_posgen.compare` a number by either name. The measure's first headline if left out.
             lowest: the heads of the lowest values, lowest first.
             random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
                 `top` ones have there, as far as the layer has others.
@@ -318,9 +319,14 @@ class Result:
         per_head = [str(name) for name in names if set(HEAD) <= set(self.trained[name].dims)]
         headlines = [name for name, variable in variables.items() if name in per_head and variable.headline]
         numbers = self.trained["number"].values.tolist() if "number" in self.trained.coords else []
+        if "quantity" in self.trained and by not in (*numbers, *per_head):  # of one number, its measure's own name
+            same = [number for number, name in zip(numbers, self.trained["quantity"].values, strict=True) if name == by]
+            by = same[0] if len(same) == 1 else by
         if per_head and (by in numbers or (by is None and numbers and "number" not in labels)):
             by, labels = per_head[0], {"number": by or numbers[0], **labels}
-        by = by or next(iter(headlines or per_head), "")
+        by = wanted = by or next(iter(headlines or per_head), "")
+        if by not in per_head:
+            by = next((name for name in headlines if variables[name].headline == by), by)
         if by not in per_head:
             there = ("; ".join(numbers) or ", ".join(per_head)) if per_head else "nothing"
             raise InputError(f"by={by!r}: {self.name} has, per head, {there}")
@@ -339,8 +345,10 @@ class Result:
             pairs = {*named_heads(other_than)}
             is_one = [pair in pairs for pair in frame[[*HEAD]].itertuples(index=False, name=None)]
             frame, top = pd.concat([frame[is_one], frame[np.logical_not(is_one)]]), sum(is_one)
+        frame = frame.rename(columns={by: wanted})
         chosen = frame if random is None else _random_control(frame, len(frame) if top is None else top, random)
-        return self._with_whole(chosen.head(top or len(chosen)), {name: name for name in columns})
+        names = {wanted if name == by else name: name for name in columns}
+        return self._with_whole(chosen.head(top or len(chosen)), names)
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
