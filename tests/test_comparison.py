@@ -66,6 +66,19 @@ def of_report(report, number):
     return array.sel({dim: label for dim, label in at.items() if dim in array.dims}, drop=True)
 
 
+def test_heads_are_ranked_by_either_name_of_a_number(intact, ablated_model):
+    ablated = tl_posgen.analyze(ablated_model, bundled_text(), **QUICK)
+    result = tl_posgen.compare(intact, ablated)["comparison"]
+    for variable, column in (("position", "position_share"), ("r_within_rows", "three_axis_r_within_rows")):
+        assert result.heads(3, by=variable).equals(result.heads(3, by=column))
+        in_measure = next(kind for kind in intact.values() if variable in kind.measure.variables)
+        assert (
+            in_measure.heads(3, by=variable).to_numpy().tolist() == in_measure.heads(3, by=column).to_numpy().tolist()
+        )
+    with pytest.raises(InputError, match="by='nothing': comparison has, per head, "):
+        result.heads(by="nothing")
+
+
 def test_differences_are_those_of_the_reports(intact, ablated):
     result = compared(intact, ablated)
     change = result.trained["change"].sel(end="value")

@@ -100,7 +100,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     times = Counter(labels.values())  # with the measure where two would be alike
     of_measure = {name: f"{shared[name][0].attrs['measure'].replace('_', ' ')}: " for name in compared}
     full_labels = [label if times[label] == 1 else of_measure[name] + label for name, label in labels.items()]
-    data = data.assign(label=("number", full_labels))
+    quantities = [", ".join([shared[name][0].attrs["variable"], *name.split(", ")[1:]]) for name in compared]
+    data = data.assign(label=("number", full_labels), quantity=("number", quantities))
     if paired and "loss" in first and "loss" in second:
         losses = [report["loss"].trained["loss"].reset_coords(drop=True) for report in reports]
         data["loss"] = xr.concat(losses, xr.Variable("report", np.array(SIDES)))
@@ -118,6 +119,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     cut_of_both = [{name: report.provenance.get(name) for name in _OF_TEXT} for report in (first, second)]
     shared_cut = {name: cut for name, cut in cut_of_both[0].items() if paired and cut and cut == cut_of_both[1][name]}
     provenance = {"model": f"{after} beside {before}", **shared_cut}
+    provenance |= {"metric": metrics[0]} if "metric" in first.provenance else {}
     provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)
 
@@ -156,6 +158,7 @@ def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
                     "label": variable.label,
                     "headline": bool(variable.headline) and sampled,
                     "measure": result.name,
+                    "variable": name,
                 }
                 title = variable.headline or f"{result.name}.{name}"  # as in the report's frame
                 for at, column in columns_of(array, (*NUMBER_DIMS, *HEAD), result.measure.usual()):
@@ -236,6 +239,7 @@ class Comparison(Measure):
         "n_lost": Variable("heads on one side", "", "that have this number", ("number",)),
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
+        "quantity": Variable("variable of its measure, and labels", "", "", ("number",)),
     }
     figures = {"maps": _maps_of_changes}
     legend = "means over heads; interval from, to: of the mean difference, 95%."

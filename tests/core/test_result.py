@@ -137,6 +137,21 @@ def test_whole_numbers_stay_such_in_tables_of_a_few_heads(small_model):
         assert table[column].dtype == int
 
 
+def test_heads_are_chosen_by_the_name_that_a_report_gives_a_headline(declared):
+    headline = declared.measure.variables["r"].headline
+    assert headline != "r"
+    by_name, by_headline = (declared.heads(2, by=by) for by in ("r", headline))
+    assert by_headline.columns.tolist() == ["layer", "head", headline]
+    assert by_headline.to_numpy().tolist() == by_name.to_numpy().tolist()
+
+
+def test_whole_numbers_stay_such_under_either_name(small_model):
+    text = "Down, down, down. Would the fall never come to an end?"
+    result = tl_posgen.analyze(small_model, text, measures="slash", null_seeds=(), progress=False)["slash"]
+    assert result.measure.variables["slash_distance"].headline == "slash_distance"
+    assert result.heads(2, by="slash_distance")["slash_distance"].dtype == int
+
+
 def test_heads_are_chosen_by_any_quantity_of_one_number_a_head(declared):
     assert declared.heads(2).to_dict("list") == {"layer": [2, 2], "head": [3, 1], "r": [5.0, 4.0]}
     assert declared.heads(1, tokens="without first")["r"].tolist() == [11.0]

@@ -1,8 +1,11 @@
 """The gap on tiny models, the bundled one, and a real one."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tl_posgen.core.run import Run
 from tl_posgen.errors import InputError
@@ -11,6 +14,8 @@ from tl_posgen.frequencies.numbers.gap import apart, with_copy
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import Choices, session_of
 from tl_posgen.models.tokens import to_prompts
+from tl_posgen.report.terminal import print_own
+from tl_posgen.stats.intervals import mean_interval
 
 QUIET = {"null_seeds": (), "progress": False}
 pytestmark = pytest.mark.longer
@@ -103,6 +108,24 @@ def test_reading_back_and_harm_are_bracketed_by_the_gaps_that_were_tried(result)
     assert "beyond that undecided" in result.measure.findings(undecided)[0]
     back = numbers_of(result, copy, np.array([[3.0], [4.5], [3.0]]))  # comes back
     assert bracket_of(result, back)[2:] == [first, second]
+
+
+def test_the_table_has_text_near_far_and_alone_and_the_paired_change(result):
+    table = result.table().set_index("condition")
+    loss, alone = result.trained["loss"].sel(task="text"), float(result.trained["alone"].mean())
+    for condition, row in table.iterrows():
+        near, far = (loss.sel(condition=condition, gap=gap).values for gap in (0, 2000))
+        assert row[["near", "text", "alone"]].tolist() == pytest.approx([near.mean(), far.mean(), alone])
+        low, high = mean_interval(far - near)
+        assert row[["change", "low", "high"]].tolist() == pytest.approx([(far - near).mean(), float(low), float(high)])
+
+
+def test_the_losses_of_text_stand_in_one_table_of_100_columns(result):
+    text = io.StringIO()
+    print_own(Console(file=text, width=100), result=result)
+    lines = [line for line in text.getvalue().splitlines() if {"near", "text"} < {*line.split()}]
+    assert lines[0].split()[:9] == ["condition", "near", "text", "alone", "change", "low", "high", "copy", "recall"]
+    assert max(map(len, text.getvalue().splitlines())) <= 100
 
 
 def test_without_copying_no_copy_is_read_and_with_few_prompts_values_decide(result):

@@ -1,10 +1,14 @@
 """A metric in the place of the loss: in every measure that judges the running model, named wherever it is shown."""
 
+import re
+
 import pytest
 import torch
 
 import tl_posgen
 from tl_posgen.errors import InputError
+from tl_posgen.frequencies import Gap, PlaneCost
+from tl_posgen.loss import Loss
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.metric import Metric
 from tl_posgen.models.session import Choices, session_of
@@ -56,11 +60,71 @@ def test_a_value_of_a_prompt_stands_at_each_of_its_targets(mini):
 def test_titles_sentences_and_provenance_name_the_metric(small_model):
     result = THIRDS(small_model, TEXT, metric=doubled, heads=["1.2"], **CUT)
     assert result.provenance["metric"] == "doubled"
-    assert "metric doubled" in result.findings()[-1]
+    assert any("the metric doubled, in its own unit" in sentence for sentence in result.findings())
     assert result.table().columns[:2].tolist() == ["condition", "metric"]
     for kind in result.kinds:
         assert "loss = doubled" in result.plot(kind).layout.title.text
     assert "metric" not in THIRDS(small_model, TEXT, heads=["1.2"], **CUT).provenance
+
+
+def likelihood(logits, tokens):
+    """The mean log-likelihood of each prompt, of which higher is better."""
+    return -doubled(logits, tokens).mean(-1) / 2
+
+
+def words_of(result):
+    """Return everything that a result says of its loss: sentences, legend, and the words of its figures."""
+    figures = [result.plot(kind) for kind in result.kinds]
+    axes = [
+        axis.title.text
+        for figure in figures
+        for get in ("xaxes", "yaxes")
+        for axis in getattr(figure, f"select_{get}")()
+    ]
+    notes = [note.text for figure in figures for note in figure.layout.annotations]
+    titles = [figure.layout.title.text for figure in figures]
+    return [*map(str, [*result.findings(), result.legend, *axes, *notes, *titles, *result.token_labels()])]
+
+
+MEASURES = [
+    Loss(),
+    THIRDS,
+    Gap(gaps=(0, 40), at=8, skip=2, needle=4),
+    PlaneCost(edits=("drop",)),
+    pytest.param(Perturbation(ratios=(0, 0.5), reaches=("uniform",), n_draws=1, n_cloze=0), marks=pytest.mark.slow),
+    pytest.param(Substitution(), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("metric", [doubled, likelihood])
+@pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
+def test_words_are_true_of_a_metric_of_either_direction(mini, alice, measure, metric):
+    settings = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
+    plain, of_metric = (measure(mini, alice, metric=judge, **settings) for judge in (None, metric))
+    assert any("nats" in text for text in words_of(plain))
+    for text in words_of(of_metric):
+        assert not re.search(r"\bnats\b(?! .*KL)|perplexity|\bworth\b|dearest|does harm", text), text
+        assert not re.search(r"\bloss\b(?! = )", re.sub("in the place of the loss|^loss: ", "", text)), text
+
+
+@pytest.mark.slow
+def test_what_a_control_costs_is_said_as_a_difference_of_the_metric(mini, alice):
+    settings = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
+    higher, lower = (Substitution()(mini, alice, metric=metric, **settings) for metric in (doubled, likelihood))
+    worth = [result.measure.worth(result.numbers).value for result in (higher, lower)]
+    assert worth[0] == pytest.approx(-2 * worth[1])
+    of_whole = f"of the metric under uniform attention less that of the unchanged model, {worth[0]:.3f} ["
+    assert of_whole in higher.sentences[0]
+    said = f"The metric under uniform attention less that of the unchanged model: {worth[1]:.3f} ["
+    assert lower.sentences[0].startswith(said)
+    assert lower.sentences[0].endswith("not surely above 0.01: shares of it are not defined.")
+
+
+def test_a_comparison_speaks_of_the_metric(mini):
+    report = tl_posgen.analyze(mini, TEXT, measures=["variance", "loss"], metric=doubled, **CUT)
+    result = tl_posgen.compare(report, report)["comparison"]
+    assert "Metric: +0.000, from " in result.findings()[0]
+    assert not any("nats" in sentence for sentence in result.findings())
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from families import VOCAB
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tl_posgen import analyze, analyze_cache, attach, check, streaming
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.hooks import by_constant, substitute
 from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.conversion.convert import snapshot
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_session, without_context_limit
 from tl_posgen.models.loss import logits_of
@@ -153,6 +155,15 @@ def test_something_else_than_a_model_is_refused(unchecked, wrong):
             InputError, match=f"{type(wrong).__name__} is not a model of TransformerLens; give a Hooked"
         ):
             door(wrong)
+
+
+def test_a_model_of_transformers_is_named_its_copy(unchecked, family_directory):
+    place = family_directory("llama")
+    yours, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    for door in (open_session, session_of, load_model):
+        with pytest.raises(InputError, match=r"tl_posgen\.training\.snapshot\(model, tokenizer\)$"):
+            door(yours)
+    assert session_of(snapshot(yours, tokenizer)).label == place.name
 
 
 KNOW_THE_BRIDGE = {"bridge.py", "fused_bridge.py"}

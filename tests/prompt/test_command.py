@@ -39,3 +39,9 @@ def test_a_refusal_is_one_line_that_names_the_option(command, tmp_path, options,
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "why").exists()
+
+
+def test_the_help_names_the_files_that_are_written(command):
+    helps = {name: " ".join(command(name, "--help")[1].replace("│", " ").split()) for name in ("explain", "slash")}
+    assert "Directory for index.html and terms.csv." in helps["explain"]
+    assert "Directory for index.html, summary.json and results.nc." in helps["slash"]

@@ -121,7 +121,10 @@ def test_half_precision_adds_up_within_its_rounding():
         ({}, r"layers \[0, 1, 2, 3\]: one layer is split; give layer=, or a head by name"),
         ({"heads": ["3.1", "2.1"]}, r"layers \[2, 3\]: one layer is split"),
         ({"layer": 9}, "layer 9 does not exist"),
-        ({"layer": 0, "prompt": ["one text", "another text"]}, "2 prompts: give one text"),
+        (
+            {"layer": 0, "prompt": ["one text", "another text"]},
+            "2 prompts: give one text, .*; docs/how_to/one_prompt.md averages",
+        ),
         ({"layer": 0, "reference": 3}, r"reference=int: give a text, what reference_of\(model, text\) returned"),
         ({"layer": 0, "reference": ""}, "a text is empty"),
     ],

@@ -113,6 +113,28 @@ def test_heat_maps_have_a_row_a_label_and_a_column_a_side_on_one_scale(result):
     assert figure.layout.annotations[3].text == "m, k = 10"
 
 
+@pytest.mark.parametrize(
+    ("bounds", "limits", "expected"),
+    [
+        ((None, None), {}, None),
+        (((0, 1), None), {}, None),
+        (((0, np.inf), (0, 1)), {}, None),
+        (((0, 1), (0, 1)), {}, (0, 1)),
+        (((-1, 1), (0, 1)), {}, (-1, 1)),
+        (((0, 1), (0, 1)), {"limits": None}, None),
+        ((None, None), {"limits": (0.0, 5.0)}, (0, 5)),
+    ],
+)
+def test_the_colours_of_a_map_of_heads_span_the_bounds_of_its_variables(monkeypatch, result, bounds, limits, expected):
+    names = ("score", "other")
+    bounded = {name: replace(Figures.variables[name], bounds=pair) for name, pair in zip(names, bounds, strict=True)}
+    monkeypatch.setattr(Figures, "variables", {**Figures.variables, **bounded})
+    few = replace(result, dataset=result.dataset.mean("prompt"))
+    axis = head_map(*names, title="T", **limits)(few).layout.coloraxis
+    drawn = few.dataset[[*names]].sel(init=["trained", "0", "shuffled 0"]).to_array()
+    assert (axis.cmin, axis.cmax) == pytest.approx(expected or (float(drawn.min()), float(drawn.max())))
+
+
 @pytest.mark.parametrize("spread", [0.09, 0.11])
 def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(result, spread):
     data = result.dataset.copy(deep=True)
@@ -124,7 +146,7 @@ def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(re
             data[name].sel(init="0")
         )
     flat = replace(result, dataset=data)
-    drawn = head_map("score", ("other", {}), title="T", limits=None)
+    drawn = head_map("score", ("other", {}), title="T")
     maps = heat_maps("square", "layer", "layer_2", per=["k"], title="T")
     of_heads = drawn(replace(flat, dataset=data.mean("prompt")))
     is_drawn = spread > 0.1

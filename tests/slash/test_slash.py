@@ -106,6 +106,26 @@ def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why
     assert f"At D = {distances} uniform attention itself reaches kappa, as queries see few keys" in sentence
 
 
+@pytest.mark.parametrize(
+    ("measures", "explained"),
+    [
+        (["slash"], ["slash score", "ratio"]),
+        (["slash", SlashTransfer(distances=[0, 1])], ["slash score", "ratio", "on random tokens"]),
+    ],
+)
+def test_the_table_of_slash_heads_explains_the_columns_that_it_has(mini, alice, measures, explained):
+    settings = {"length": 64, "n_prompts": 2, "null_seeds": (), "progress": False}
+    report = tl_posgen.analyze(mini, alice, measures=measures, **settings)
+    table = slash_heads(report)
+    assert table.columns.tolist() == ["layer", "head", "distance", *explained]
+    assert [part.partition(":")[0] for part in table.attrs["legend"].split("; ")] == explained
+    finds = tl_posgen.find_slash_heads(mini, alice, **settings).set_index(["layer", "head", "distance"])
+    assert len(table)
+    for _, row in table.iterrows():
+        place = row["layer"], row["head"], row["distance"]
+        assert row[["slash score", "ratio"]].tolist() == pytest.approx(finds.loc[place].tolist())
+
+
 def test_the_best_distance_is_below_half_of_what_the_prompts_reach_with_and_without_the_first_token():
     score = np.zeros((2, 1, 2, 6))
     score[..., 2], score[..., 3], score[1, ..., 5] = 0.5, 0.9, np.nan

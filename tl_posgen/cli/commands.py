@@ -316,6 +316,7 @@ def _explain(
         key: The key whose sources and planes are shown; that of most attention if left out.
         against: The key whose score is taken away; the mean of the other keys if left out.
         other: Another prompt of as many tokens: what makes the difference to it?
+        out: Directory for index.html and terms.csv.
     """
     from tl_posgen.models.selection import parse_head
     from tl_posgen.prompt import explain

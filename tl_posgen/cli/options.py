@@ -217,12 +217,12 @@ def as_command(
     Args:
         function: called with own options that were given, and a `Setup` as `setup`.
         options: its parameters.
-        doc: its description.
+        doc: its description; its `Args:` may have other words for fields of the setup.
         without: fields that mean nothing here.
         defaults: where they are not the setup's.
     """
     usual = {"out": f"report-{name}", **defaults}
-    help_of, hints = argument_help(Setup), inspect.get_annotations(Setup)
+    help_of, hints = argument_help(Setup) | argument_help(doc), inspect.get_annotations(Setup)
     shared = {
         field.name: option(
             field.name, hints[field.name], usual.get(field.name, field.default), help_of[field.name], group=_GROUP
@@ -287,8 +287,9 @@ def measure_options(*kinds: Any) -> dict[str, inspect.Parameter]:
 
 
 def argument_help(described: Any) -> dict[str, str]:
-    """Return the sentence of a docstring on each argument."""
-    block = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", inspect.getdoc(described) or "", re.M | re.S)
+    """Return the sentence of a docstring, or of what has one, on each argument."""
+    text = described if isinstance(described, str) else inspect.getdoc(described) or ""
+    block = re.search(r"^Args:\n(.*?)(?:\n\S|\Z)", text, re.M | re.S)
     sentences: dict[str, str] = {}
     for entry in re.split(r"\n(?=    \S)", block[1]) if block else []:
         names, _, sentence = entry.strip().partition(": ")

@@ -104,8 +104,9 @@ def analyze(
             model, `tl_posgen.compare` shows what they change.
         metric: in the place of the loss, in every measure that runs or judges the model: a function of logits
             [prompt, pos, vocabulary] and tokens [prompt, pos] that returns a value a prompt or a predicted token, or
-            `tl_posgen.logit_difference(...)`. Titles name it; what is called the loss, in nats, is then this, but the
-            cloze keeps to the loss. Shares recovered take higher as worse.
+            `tl_posgen.logit_difference(...)`. Titles name it; sentences, tables and axes speak of the metric, without a
+            unit, but the cloze and random copies keep to the loss. Shares recovered, cost and harm take higher as
+            worse: give the negative of a metric where lower is worse.
         after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
             them is taken from there and not measured again.
         skip_unsupported: leave out measures that this model does not allow, with a message, instead of refusing.

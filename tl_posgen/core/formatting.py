@@ -1,6 +1,7 @@
 """Numbers as text: rounded by a format specification, counted, as a bound, in brackets; how positions are known."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,18 @@ ENCODINGS = {  # of positions, other than RoPE -> how they are known
     "none": "Nothing in the attention knows positions here (NoPE)",
 }
 
+_NATS = re.compile(
+    r"(?:(?:[,;]? in|[,;])?(?:\s|<br>)*)\b(?:nats)\b(?:(?:\s|<br>)+(?:per|a)(?:\s|<br>)+token)?| \[nats[^]]*\]"
+)
+_OF_METRIC = {
+    r"\brise( of the loss)": r"change\1",
+    r"\bRise( of the loss)": r"Change\1",
+    r"\b([Ll]oss) rises\b": r"\1 changes",
+    r"\bdearest\b": "highest",
+    r"\bloss\b": "metric",
+    r"\bLoss\b": "Metric",
+    r"\blosses\b": "metrics",
+}
 _EXACT = 2**53  # above it not every whole number is a float
 
 
@@ -124,3 +137,25 @@ def known_by(encoding: str, encodings: Sequence[str]) -> str:
         ('Nothing in the attention knows positions here (NoPE)', 'in some layers')
     """
     return f"{ENCODINGS.get(encoding, encoding)}{' in some layers' if len(encodings) > 1 else ''}"
+
+
+def about_metric(text: str, metric: str) -> str:
+    """Return words on the loss as words on a metric in its place: without nats, and with the rise of either direction.
+
+    Titles keep "loss = " and the metric's name; what is said of an entropy or a KL divergence stays in nats.
+
+    Example:
+        >>> about_metric("Rise of the loss of 0.512 nats, the 2 dearest of 9: means +0.100.", "doubled")
+        'Change of the metric of 0.512, the 2 highest of 9: means +0.100.'
+        >>> about_metric("Entropy of attention, nats", "doubled")
+        'Entropy of attention, nats'
+    """
+    name = f"loss = {metric}"
+    if name in text:
+        return name.join(about_metric(part, metric) for part in text.split(name))
+    if not re.search(r"[Ee]ntropy|\bKL\b|\bln\b", text):
+        text = re.sub(r"(^|>)nats(?: per token)?(?:, | (?=over))", r"\1", text)
+        text = _NATS.sub("", text)
+    for pattern, word in _OF_METRIC.items():
+        text = re.sub(pattern, word, text)
+    return text

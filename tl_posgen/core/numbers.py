@@ -89,6 +89,11 @@ class Numbers:
         return None if high != high else (low, high)
 
     @property
+    def metric(self) -> str:
+        """Name of the metric in the place of the loss; "" for the loss itself."""
+        return str(self.attrs.get("metric", ""))
+
+    @property
     def nulls(self) -> list[str]:
         """Labels of all null models along init: random inits, then shuffled weights."""
         return [str(init) for init in self.dataset["init"].values if init != TRAINED] if "init" in self.dataset else []

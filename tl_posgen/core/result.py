@@ -14,7 +14,7 @@ import pandas as pd
 import xarray as xr
 
 from tl_posgen.core.files import results_bytes, write_whole
-from tl_posgen.core.formatting import counted, known_by, prompts_in_words
+from tl_posgen.core.formatting import about_metric, counted, known_by, prompts_in_words
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.numbers import MOST_LABELS, SAMPLE_DIMS, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
@@ -49,7 +49,17 @@ class Result:
     @cached_property
     def numbers(self) -> Numbers:
         """Every number with its interval and random inits: `result.numbers("r", tokens="all")`."""
-        return Numbers(self.measure, self.dataset)
+        return Numbers(self.measure, self.dataset.assign_attrs(metric=self.metric) if self.metric else self.dataset)
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric in the place of the loss; "" for the loss itself."""
+        return str(self.provenance.get("metric") or "")
+
+    def worded(self, text: str) -> str:
+        """Return words on the loss as they are true of these numbers: on the metric in its place, where there is
+        one."""
+        return about_metric(text, self.metric) if self.metric else text
 
     def sel(self, *, init: str | int = TRAINED, **labels: Any) -> xr.Dataset:
         """Return the arrays of one init, all prompts, at these labels: `result.sel(first_token=False)`.
@@ -107,7 +117,7 @@ class Result:
     def sentences(self) -> list[str]:
         """Findings in words, the headline first; none where it holds by construction."""
         meaningful = not self.encodings or set(self.encodings) - self.measure.without_meaning
-        return list(self.measure.findings(self.numbers)) if meaningful else []
+        return [self.worded(sentence) for sentence in self.measure.findings(self.numbers)] if meaningful else []
 
     @property
     def notes(self) -> list[str]:
@@ -145,9 +155,11 @@ class Result:
             )
         if hooks := self.provenance.get("fwd_hooks"):
             warnings.append(f"measured under hooks, the null models too: {', '.join(hooks)}.")
-        metric = self.provenance.get("metric")
-        if metric and any("nats" in variable.unit for variable in self.measure.variables.values()):
-            warnings.append(f"what is called the loss, in nats, is the metric {metric}; perplexity is its exponential.")
+        if self.metric and any("loss" in variable.label for variable in self.measure.variables.values()):
+            warnings.append(
+                f"in the place of the loss stands the metric {self.metric}, in its own unit; shares recovered, cost "
+                "and harm take higher as worse, so give its negative where lower is worse."
+            )
         if repeated := self.provenance.get("repeated"):
             warnings.append(
                 f"{repeated:.0%} of what the prompts say stands in another prompt too, so that intervals over prompts "
@@ -266,9 +278,14 @@ class Result:
         table = self._tables[of]
         if table is None:
             return self.frame(init=TRAINED if of == TRAINED else numbers[of].labels[0])
-        if not self.provenance.get("metric"):
+        if not self.metric:
             return table.copy()
         return table.rename(columns=lambda name: re.sub(r"\bloss\b", "metric", str(name)))
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the headings of `table`."""
+        return self.worded(self.measure.legend)
 
     def heads(
         self,
@@ -284,7 +301,8 @@ class Result:
 
         Args:
             top: how many; None for all.
-            by: a per-head variable, or a number of `tl_posgen.compare`; the measure's first headline if left out.
+            by: a per-head variable or its column in a report's frame, such as "position" or "position_share"; of
+                `tl_posgen.compare` a number by either name. The measure's first headline if left out.
             lowest: the heads of the lowest values, lowest first.
             random: a seed: as a control, as many of the other heads drawn at random, as many in each layer as the
                 `top` ones have there, as far as the layer has others.
@@ -302,9 +320,14 @@ class Result:
         per_head = [str(name) for name in names if set(HEAD) <= set(self.trained[name].dims)]
         headlines = [name for name, variable in variables.items() if name in per_head and variable.headline]
         numbers = self.trained["number"].values.tolist() if "number" in self.trained.coords else []
+        if "quantity" in self.trained and by not in (*numbers, *per_head):  # of one number, its measure's own name
+            same = [number for number, name in zip(numbers, self.trained["quantity"].values, strict=True) if name == by]
+            by = same[0] if len(same) == 1 else by
         if per_head and (by in numbers or (by is None and numbers and "number" not in labels)):
             by, labels = per_head[0], {"number": by or numbers[0], **labels}
-        by = by or next(iter(headlines or per_head), "")
+        by = wanted = by or next(iter(headlines or per_head), "")
+        if by not in per_head:
+            by = next((name for name in headlines if variables[name].headline == by), by)
         if by not in per_head:
             there = ("; ".join(numbers) or ", ".join(per_head)) if per_head else "nothing"
             raise InputError(f"by={by!r}: {self.name} has, per head, {there}")
@@ -323,8 +346,10 @@ class Result:
             pairs = {*named_heads(other_than)}
             is_one = [pair in pairs for pair in frame[[*HEAD]].itertuples(index=False, name=None)]
             frame, top = pd.concat([frame[is_one], frame[np.logical_not(is_one)]]), sum(is_one)
+        frame = frame.rename(columns={by: wanted})
         chosen = frame if random is None else _random_control(frame, len(frame) if top is None else top, random)
-        return self._with_whole(chosen.head(top or len(chosen)), {name: name for name in columns})
+        names = {wanted if name == by else name: name for name in columns}
+        return self._with_whole(chosen.head(top or len(chosen)), names)
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
@@ -399,11 +424,13 @@ class Result:
         kind = self.kinds[0] if kind is None else kind
         if kind not in self.kinds:
             raise InputError(f"kind={kind!r}: {self.name} draws {', '.join(map(repr, self.kinds))} of this result")
-        return self.measure.figures[kind](self)
+        figure = self.measure.figures[kind](self)
+        return view("figure in other words")(figure, self.worded) if self.metric else figure
 
     def token_labels(self) -> list[str]:
         """Return a line for each token-level picture."""
-        return [] if self.measure.token_view is None else self.measure.token_view.labels(self.trained)
+        labels = [] if self.measure.token_view is None else self.measure.token_view.labels(self.trained)
+        return [self.worded(label).replace("red: worse", "red: higher") for label in labels] if self.metric else labels
 
     def show(self, example: int = 0):
         """Return a circuitsvis page of this result, token by token, below a line that says what it draws."""

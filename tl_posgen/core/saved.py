@@ -61,9 +61,7 @@ def unknown_measure(name: str) -> Measure:
         return [str(variable) for variable, array in data.data_vars.items() if set(array.dims) == set(HEAD)]
 
     def map_of_scalars(result: Result) -> Any:
-        return view("map of heads")(*scalars(result.trained)[:_MOST_MAPS], title=f"{title} per head", limits=None)(
-            result
-        )
+        return view("map of heads")(*scalars(result.trained)[:_MOST_MAPS], title=f"{title} per head")(result)
 
     def kinds(self: Measure, data: xr.Dataset) -> Sequence[str]:
         return ["map"] if scalars(data) else []

@@ -12,6 +12,7 @@ VIEWS = {  # name -> module:function
     "result in a cell": "tl_posgen.report.page:cell_of_result",
     "one head": "tl_posgen.report.one_head:one_head_of",
     "token by token": "tl_posgen.report.circuits:titled",
+    "figure in other words": "tl_posgen.report.figures:reworded",
     "map of heads": "tl_posgen.report.head_figures:head_map",
 }
 

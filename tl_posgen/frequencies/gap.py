@@ -119,10 +119,11 @@ class Gap(Interventions):
     }
     words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
     legend = (
-        "reads: the largest gap up to which a copy costs less than half of text without its first half; lost: the "
-        "first at which it costs more; harmless, harm: likewise where text costs less and more than without its first "
-        "half; all surely, by 95% intervals (by values below 4 prompts), among the gaps that were tried. text, copy, "
-        "recall: at the largest gap."
+        "near, text: loss of text at the smallest gap (without one, where 0 was tried) and at the largest; alone: "
+        "without its first half; change: text - near, prompt by prompt, low and high the ends of its 95% interval; "
+        "copy, recall: at the largest gap. reads: the largest gap up to which a copy costs less than half of alone; "
+        "lost: the first at which it costs more; harmless, harm: likewise where text costs less and more than alone; "
+        "all surely, by 95% intervals (by values below 4 prompts), among the gaps that were tried."
     )
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
@@ -219,38 +220,46 @@ class Gap(Interventions):
     def findings(self, numbers: Numbers) -> list[str]:
         gaps, n_prompts = numbers.data["gap"].values.tolist(), numbers.data.sizes["prompt"]
         last, contexts = gaps[-1], Number(float(numbers.data["contexts"].values[-1])).plain
-        conditions = [
+        is_read = [
             f"{in_words(row['condition'], self.words)}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
-            for row in self.table(numbers).to_dict("records")
+            for row in ([] if numbers.metric else self.table(numbers).to_dict("records"))
         ]
         names = map(str, numbers.data["condition"].values)
         at_last = [f"{in_words(name, self.words)} {self._at(numbers, name, last)}" for name in names]
-        few = "" if n_prompts >= FEWEST else f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals."
+        few = f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals." if n_prompts < FEWEST else ""
+        beyond = f", {contexts:.2f} training contexts" if last else ""
+        ends = f" {'; '.join(is_read)}.{few}" if is_read else ""
         across = f"across a gap of {gaps[0]:,} tokens" if gaps[0] else "without a gap"
         copy, text = numbers("loss", task="copy", gap=gaps[0]), numbers("loss", task="text", gap=last)
         of_nulls = (
-            f"A copy {across} costs {copy.plain:.3f} ({copy.null:.3f}), text across {last:,} {text.plain:.3f} "
-            f"({text.null:.3f})."
+            f"{'Loss of a' if numbers.metric else 'A'} copy {across}{'' if numbers.metric else ' costs'} "
+            f"{copy.plain:.3f} ({copy.null:.3f}), text across {last:,} {text.plain:.3f} ({text.null:.3f})."
         )
         return [
-            f"Gaps of up to {last:,} tokens{f', {contexts:.2f} training contexts' if last else ''}. "
-            f"{'; '.join(conditions)}.{few}",
+            f"Gaps of up to {last:,} tokens{beyond}.{ends}",
             f"Loss of text and copy, and recall of a needle, across {last:,}: {'; '.join(at_last)}.",
             *([of_nulls] if f"{copy.null}" else []),
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
-        """Return a row a condition: the gaps between which a copy is no longer read, and between which harm begins; at
-        the largest gap the losses of text and copy, and the needle's recall."""
-        gap, rows = numbers.data["gap"].values[-1].item(), []
+        """Return a row a condition: the loss of text at the smallest gap, at the largest and without its first half,
+        and the change from the smallest to the largest with the ends of its interval; at the largest the loss of a
+        copy, and the needle's recall; the gaps between which a copy is no longer read, and between which harm
+        begins."""
+        gaps, rows = numbers.data["gap"].values.tolist(), []
+        gap, alone = gaps[-1], numbers("alone").value
+        near, far = (numbers.array("loss", condition=None, task="text", gap=at) for at in (gaps[0], gap))
+        changes = numbers.along(far - near, "condition")
         of_copy, of_text = (
             self._bracket(numbers, excess) for excess in (self._excess_of_copy(numbers), self._excess_of_text(numbers))
         )
-        for name, (reads, lost) in of_copy.items():
+        for (name, (reads, lost)), change in zip(of_copy.items(), changes, strict=True):
             harmless, harm = of_text[name]
-            row = {"condition": name, "reads": reads, "lost": lost, "harmless": harmless, "harm": harm}
-            row |= {task: numbers("loss", condition=name, task=task, gap=gap).value for task in TASKS}
-            rows.append(row | {"recall": numbers("recall", condition=name, gap=gap).value})
+            text, copy = (numbers("loss", condition=name, task=task, gap=gap).value for task in TASKS)
+            row = {"condition": name, "near": numbers("loss", condition=name, task="text", gap=gaps[0]).value}
+            row |= {"text": text, "alone": alone, "change": change.value, "low": change.low, "high": change.high}
+            row |= {"copy": copy, "recall": numbers("recall", condition=name, gap=gap).value}
+            rows.append(row | {"reads": reads, "lost": lost, "harmless": harmless, "harm": harm})
         return pd.DataFrame(rows)
 
     def _at(self, numbers: Numbers, condition: str, gap: int) -> str:

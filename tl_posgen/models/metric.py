@@ -83,8 +83,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         >>> metric(model(model.to_tokens("Down, down, down."))).shape  # of each prompt
         torch.Size([1])
         >>> report = analyze(model, "Down, down, down.", measures="loss", metric=metric, null_seeds=(), progress=False)
-        >>> report["loss"].findings()[1]
-        "loss: what is called the loss, in nats, is the metric logit of ' and' - ' the'; perplexity is its exponential."
+        >>> report["loss"].findings()[1].split(",")[0]
+        "loss: in the place of the loss stands the metric logit of ' and' - ' the'"
     """
     if not isinstance(at, int):
         raise InputError(f"at = {at!r}: give a whole number, the position of a token")

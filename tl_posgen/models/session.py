@@ -1,11 +1,13 @@
 """A session with a model: its origin, the geometry of its layers, its backend, and what an analysis chose for it."""
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,8 +120,9 @@ class Session:
     @property
     def file(self) -> str:
         """What the model was loaded from: its name, or the last part of a directory or file."""
-        if self.origin.directory is None:
-            return self.origin.name
+        if self.origin.directory is None:  # of a copy of a transformers model, perhaps a directory all the same
+            is_path = os.path.isabs(self.origin.name)
+            return Path(self.origin.name).name if is_path else self.origin.name
         name, quantised = self.origin.directory.name.removesuffix(".gguf"), self.origin.dequantised_from
         return name if quantised is None else f"{name} (dequantised from {quantised})"
 
@@ -357,6 +360,9 @@ class Session:
                 )
 
 
+_OF_TRANSFORMERS = "; of this model of transformers a copy: tl_posgen.training.snapshot(model, tokenizer)"
+
+
 def session_of(model: Model | Session) -> Session:
     """Return the session of a model, with everything that is known of it; a session as it is.
 
@@ -376,6 +382,7 @@ def session_of(model: Model | Session) -> Session:
         raise InputError(
             f"{type(model).__name__} is not a model of TransformerLens; give a HookedTransformer, a TransformerBridge, "
             "or a name or directory for tl_posgen.load_model"
+            + (_OF_TRANSFORMERS if isinstance(model, torch.nn.Module) and hasattr(model, "save_pretrained") else "")
         )
     memory = vars(model).get(MEMORY)
     tensors = chain(model.named_parameters(), model.named_buffers() if memory is None else ())

@@ -45,7 +45,7 @@ def explain(
 ) -> Explanation:
     r"""W_ij - W_ij' of one query i and every key j it sees, an exact sum over terms x RoPE planes x sources of the key.
 
-    Terms are those of `split`: position, key, query_key, interaction. Sources are what the embedding, learned
+    Terms are those of `split`: position, key_part, query_key, interaction. Sources are what the embedding, learned
     positions, earlier heads and MLPs, and biases wrote into the residual stream, norms frozen as they were in this
     pass: k_j is their sum, and so is the mean key of the reference, each by its own mean.
 

@@ -120,7 +120,10 @@ def one_prompt(session: Session, prompt: Any) -> Int[Tensor, " pos"]:
     """Return the token ids of one prompt; InputError for several."""
     rows = to_prompts(session, prompt)
     if len(rows) != 1:
-        raise InputError(f"{len(rows)} prompts: give one text, or the token ids of one prompt")
+        raise InputError(
+            f"{len(rows)} prompts: give one text, or the token ids of one prompt; docs/how_to/one_prompt.md averages "
+            "over several"
+        )
     return rows[0]
 
 

@@ -3,7 +3,7 @@
 import html
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,21 @@ def titled(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
         modebar_remove=["sendChartToCloud"],  # plotly's "Share chart" uploads the numbers
         meta={"title": title, "subtitle": subtitle.replace("<br>", " ")},
     )
+    return figure
+
+
+def reworded(figure: go.Figure, words: Callable[[str], str]) -> go.Figure:
+    """Change the words of a figure's titles, axes and hovers."""
+    axes: Any = (*figure.select_xaxes(), *figure.select_yaxes())
+    titles = [figure.layout.title, *(axis.title for axis in axes), *figure.layout.annotations]
+    for title in titles:
+        if title.text:
+            title.text = words(str(title.text))
+    traces: Any = figure.data
+    for trace in traces:
+        if "hovertemplate" in trace and isinstance(trace["hovertemplate"], str):
+            trace["hovertemplate"] = words(trace["hovertemplate"])
+    figure.layout.meta = {name: words(text) for name, text in (figure.layout.meta or {}).items()}
     return figure
 
 

@@ -1,7 +1,7 @@
 """Figures of heads: maps [layer, head], curves of all heads, and points a head."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -40,14 +40,15 @@ def head_map(
     *names: str | tuple[str, Mapping[str, Any]],
     title: str,
     subtitle: str = "",
-    limits: tuple[int | float, int | float] | None = (0.0, 1.0),
+    limits: tuple[int | float, int | float] | Literal["bounds"] | None = "bounds",
 ) -> Callable:
     """Return a figure for `Measure.figures`: layer x head maps of variables, under the labels that they declare.
 
     Args:
         names: variables, each at its usual labels or with others: ("r", {"tokens": "without first"}).
         subtitle: may name options: "at distance {d0:g}".
-        limits: of the colour scale; those of the numbers if None.
+        limits: of the colour scale; those of the numbers if None. If left out, the `bounds` of the variables together,
+            and those of the numbers where one has none.
     """
 
     def figure(result: Any) -> go.Figure:
@@ -66,12 +67,22 @@ def head_map(
                     array = at_usual_labels(result, data[name], at).transpose(*HEAD)
                     heading += "" if data is result.trained else f"<br>{side}"  # the figure's title names the model
                     maps.append(Map(number, side, heading, array))
-        panels = map_panels(maps, limits, columns=len(pairs), horizontal_spacing=0.06)
+        scale = _bounds_of(result, [name for name, _ in pairs]) if limits == "bounds" else limits
+        panels = map_panels(maps, scale, columns=len(pairs), horizontal_spacing=0.06)
         panels.figure.update_annotations(font_size=11)
         words = subtitle.format(**{**result.trained.attrs, **result.measure.options()})
         return panels.titled(f"{title} · {model_label(result.trained)}", words)
 
     return figure
+
+
+def _bounds_of(result: Any, names: Sequence[str]) -> tuple[float, float] | None:
+    """Return the range of the declared bounds of these variables; None where one has none, or an infinite one."""
+    bounds = [result.numbers.bounds_of(name) for name in names]
+    if not bounds or not all(pair and np.isfinite(pair).all() for pair in bounds):
+        return None
+    lows, highs = zip(*bounds, strict=True)
+    return float(min(lows)), float(max(highs))
 
 
 class Map(NamedTuple):

@@ -167,10 +167,10 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
         "views": views,
         "short": None if table is None else table_on_page(table),
-        "legend": measure.legend,
+        "legend": result.legend,
         "table": table_on_page(labelled(result, frame)),
         "variables": [
-            (attrs["long_name"], description + (f" [{attrs['units']}]" if "units" in attrs else ""))
+            (result.worded(attrs["long_name"]), description + (f" [{attrs['units']}]" if "units" in attrs else ""))
             for attrs in described
             if "long_name" in attrs and (description := attrs.get("description"))
         ],

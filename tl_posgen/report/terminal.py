@@ -152,7 +152,7 @@ def print_own(console: Console, most: int | None = None, *, result: Result, of: 
     """Print the short table of the model, or of its null models of a kind."""
     table, name = compact(result, of), title(result.name)
     side = model_name(result.by_kind[of])
-    return print_frame(console, table, f"{name}: {side}", result.measure.legend, most)
+    return print_frame(console, table, f"{name}: {side}", result.legend, most)
 
 
 def print_known_measures(*, full: bool = False) -> None:

@@ -150,7 +150,6 @@ class Cone(Dominance):
             *(("gain", {"side": side}) for side in "qk"),
             title="Gain of the cone's axis",
             subtitle="|u'W| over its root mean square over directions: 1 is no preference for the axis u",
-            limits=None,
         ),
         "counterfactual": points(
             ("slash_score", {"input": "measured"}),

@@ -40,9 +40,9 @@ class Slash(Dominance):
     r"""SlashScore(D) = E_P[1/(N-D) sum_{i>=D} S_{i,i-D}], S the attention pattern, for every head and distance D.
 
     The slash score is the mean attention along the D-th sub-diagonal, that is, to the token D back; D = 1 is the
-    previous token. That of uniform attention over the visible keys stands beside it. A head is slash-dominant at D when
-    its score reaches kappa; where uniform attention reaches kappa itself, as in short prompts, when it reaches twice
-    that.
+    previous token. That of uniform attention over the visible keys is drawn beside it, and the table of slash-dominant
+    heads has the ratio of the two. A head is slash-dominant at D when its score reaches kappa; where uniform attention
+    reaches kappa itself, as in short prompts, when it reaches twice that.
 
     Highest scores are over D < N/2, as the last D are means over few queries. Without the first token its column is
     removed and the rows are renormalised. Spectra are of Q and K before RoPE, after qk-norm. Everything is the mean
@@ -126,7 +126,6 @@ class Slash(Dominance):
             *("attention_distance", ("attention_distance", {"tokens": "without first"})),
             title="Attention distance",
             subtitle="mean distance of the attended keys, in tokens",
-            limits=None,
         ),
     }
     all_reached = False

@@ -114,7 +114,6 @@ class SlashBiases(Dominance):
             *("slash_score", "alone_at_best"),
             title="Slash scores, and those of biases alone",
             subtitle="at each head's best distance on text, D below half the prompt",
-            limits=None,
         ),
     }
     all_reached = False

@@ -16,10 +16,12 @@ from tl_posgen.slash.dominance import thresholds
 from tl_posgen.slash.numbers.slash_scores import SHORT_DISTANCES, SHORT_KAPPA
 from tl_posgen.slash.slash import Slash
 
-_LEGEND = (
-    "slash score: mean attention paid that many tokens back; on random tokens: the same on i.i.d. uniform tokens; "
-    "without RoPE: with nothing rotated in the head's own layer."
-)
+_LEGEND = {  # heading -> its meaning
+    "slash score": "mean attention paid that many tokens back",
+    "ratio": "slash score over that of uniform attention over the visible keys",
+    "on random tokens": "slash score on i.i.d. uniform tokens",
+    "without RoPE": "slash score with nothing rotated in the head's own layer",
+}
 _ELSEWHERE = {
     "on random tokens": ("slash_transfer", "source", "random"),
     "without RoPE": ("slash_ablation", "condition", "no_rope"),
@@ -84,20 +86,23 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
         report: with `slash`, and `slash_transfer` and `slash_ablation` where their columns are wanted.
 
     Returns:
-        layer, head, distance (of its highest score among those distances), slash score; the score there on random
-        tokens, and with nothing rotated in the head's own layer. No rows where no head is slash-dominant.
+        layer, head, distance (of its highest score among those distances), slash score, and ratio, the score over that
+        of uniform attention; the score there on random tokens, and with nothing rotated in the head's own layer. The
+        attribute `legend` explains these headings. No rows where no head is slash-dominant.
 
     Example:
         >>> import tl_posgen
         >>> text = "Down, down, down. Would the fall never come to an end?"
         >>> report = tl_posgen.analyze("mini", text, measures=["slash", "slash_transfer"], null_seeds=())
         >>> slash_heads(report).columns.tolist()
-        ['layer', 'head', 'distance', 'slash score', 'on random tokens']
+        ['layer', 'head', 'distance', 'slash score', 'ratio', 'on random tokens']
     """
     data, kappa = report["slash"].trained.sel(tokens="all", drop=True), report["slash"].measure.options()["kappa"]
     score = data["score"].where(data["score"] >= thresholds(kappa, data["uniform"]))
     score = score.sel(distance=data["short_distance"].values)
     columns = {"distance": score.fillna(-1).idxmax("distance").astype(int), "slash score": score.max("distance")}
+    ratio = (score / data["uniform"]).sel(distance=columns["distance"])
+    columns["ratio"] = ratio.reset_coords(drop=True)
     for heading, (name, dim, label) in _ELSEWHERE.items():
         if name in report and label in report[name].trained[dim]:
             scores = (
@@ -106,7 +111,8 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
             columns[heading] = scores.sel(distance=columns["distance"]).reset_coords(drop=True)
     heads = columns["distance"].to_dataset(name="distance").assign(columns).to_dataframe(dim_order=list(HEAD))
     table = _strongest_first(heads.reset_index()[[*HEAD, *columns]], "slash score")
-    table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": _LEGEND}
+    legend = "; ".join(f"{heading}: {meaning}" for heading, meaning in _LEGEND.items() if heading in columns)
+    table.attrs |= {"title": f"slash-dominant heads: {data.attrs.get('model', 'model')}", "legend": f"{legend}."}
     return table
 
 

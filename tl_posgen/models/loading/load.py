@@ -120,7 +120,7 @@ class Pretrained:
             shortened = textwrap.shorten(repr(self.name_or_directory), 60, placeholder=" ...")
             raise InputError(
                 f"{shortened}: give the name or directory of a model; a TransformerLens model needs no loading, and "
-                "one of transformers is saved with save_pretrained first"
+                "one of transformers is copied by tl_posgen.training.snapshot(model, tokenizer)"
             )
         if not isinstance(self.backend, str) or self.backend not in ("auto", "hooked", "bridge"):
             raise InputError(f"backend {self.backend!r}: choose auto, hooked or bridge")

@@ -104,7 +104,6 @@ class BiasPairs(Measure):
             *(("share", {"pair": pair, "part": "position"}) for pair in (ALONE, REST)),
             title="Position by biases alone, and by neither",
             subtitle="shares of the score variance that softmax can see, first token left out",
-            limits=None,
         ),
     }
     caveats = {

@@ -110,6 +110,7 @@ class MeanKey(Measure):
             *("r", ("r", WITHOUT_FIRST)),
             title="Mean-key split",
             subtitle="f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)",
+            limits=(0.0, 1.0),
         ),
         "curves": lines(
             {"f(q, i-j) + g(q, k)": [("r", "r"), ("r within rows", "r_within_rows")]},

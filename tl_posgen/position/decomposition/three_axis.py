@@ -240,6 +240,7 @@ class ThreeAxis(Measure):
             title="Three-axis fit",
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",
+            limits=(0.0, 1.0),
         ),
         "curves": _draw_curves,
     }

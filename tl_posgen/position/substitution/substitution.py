@@ -159,7 +159,7 @@ class Substitution(Interventions):
             title="Loss recovered by each stand-in",
             subtitle=lambda result: (
                 "every score replaced; 0: uniform attention, 1: the unchanged model. What there is to recover: "
-                f"{result.measure.worth(result.numbers):.3f} nats"
+                f"{result.measure.worth(result.numbers):.3f}{'' if result.numbers.metric else ' nats'}"
             ),
             form=".0%",
         ),
@@ -255,8 +255,13 @@ class Substitution(Interventions):
 
     def findings(self, numbers: Numbers) -> list[str]:
         worth, share = self.worth(numbers), self.recovered(numbers)
-        null = in_brackets(f"{worth.null:.4f} nats" if worth.inits else "")
+        null = in_brackets(f"{worth.null:.4f}{'' if numbers.metric else ' nats'}" if worth.inits else "")
         if not share[UNTOUCHED]:
+            if numbers.metric:
+                return [
+                    "The loss under uniform attention less that of the unchanged model: "
+                    f"{worth.with_interval:+.3f}{null}, not surely above {LEAST_COST}: shares of it are not defined."
+                ]
             return [
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}, not surely "
                 "more than nothing: shares of it are not defined."
@@ -265,11 +270,14 @@ class Substitution(Interventions):
         best = max(splits, key=lambda name: share[name].value)
         r, kl = (self.rank(numbers, name).plain for name in ("r", "attention_kl"))
         profile = self.recovered(numbers, "kl")["query_profile"].with_interval
+        whole = f"{worth.with_interval:.3f} nats between the unchanged model and uniform attention{null}"
+        if numbers.metric:
+            whole = f"loss under uniform attention less that of the unchanged model, {worth.with_interval:.3f}{null}"
         return [
             f"Position + content ({in_words(best, WORDS)}, the best of {len(splits)} splits on these prompts) recovers "
-            f"{share[best].with_interval:.1%} of the {worth.with_interval:.3f} nats between the unchanged model and "
-            f"uniform attention{null}; position alone {share['position'].with_interval:.1%}, content alone "
-            f"{share['content'].with_interval:.1%}. With the profile of each query, where nothing is chosen or fitted: "
+            f"{share[best].with_interval:.1%} of the {whole}; position alone "
+            f"{share['position'].with_interval:.1%}, content alone {share['content'].with_interval:.1%}. With "
+            "the profile of each query, where nothing is chosen or fitted: "
             f"{share['query_profile'].with_interval:.1%}, and {profile:.1%} of the KL that uniform attention has from "
             "the unchanged model's predictions.",
             f"The fit a(i-j) + b(i) + c(j) correlates with the scores at r = "
