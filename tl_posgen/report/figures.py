@@ -112,7 +112,8 @@ def titled(figure: go.Figure, title: str, subtitle: str = "", height: int = 420)
 def reworded(figure: go.Figure, words: Callable[[str], str]) -> go.Figure:
     """Change the words of a figure's titles, axes and hovers."""
     axes: Any = (*figure.select_xaxes(), *figure.select_yaxes())
-    titles = [figure.layout.title, *(axis.title for axis in axes), *figure.layout.annotations]
+    layout: Any = figure.layout
+    titles = [layout.title, *(axis.title for axis in axes), *layout.annotations]
     for title in titles:
         if title.text:
             title.text = words(str(title.text))
@@ -120,7 +121,7 @@ def reworded(figure: go.Figure, words: Callable[[str], str]) -> go.Figure:
     for trace in traces:
         if "hovertemplate" in trace and isinstance(trace["hovertemplate"], str):
             trace["hovertemplate"] = words(trace["hovertemplate"])
-    figure.layout.meta = {name: words(text) for name, text in (figure.layout.meta or {}).items()}
+    layout.meta = {name: words(text) for name, text in (layout.meta or {}).items()}
     return figure
 
 
