@@ -57,7 +57,6 @@ OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "sla
 OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
 REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES}
 SINGLE_CLAIMS = (
-    (REAL[1], "position 2b"),
     *((QWEN, claim) for claim in ("slash 2", "slash 4", "position 5", "coupling 5")),
 )
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
