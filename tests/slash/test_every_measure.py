@@ -21,7 +21,7 @@ QUIET = {"null_seeds": (), "progress": False}
 
 
 def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):
-    for side in ("own", "null"):
+    for side in ("trained", "null"):
         names = ("slash", "cone", "slash_planes", "slash_transfer")
         slash, cone, planes, transfer = (getattr(small[name], side) for name in names)
         for data in (cone.sel(input="measured"), planes, transfer.sel(source="natural")):

@@ -114,8 +114,8 @@ class LayerCapture:
         """
         changed = copy.copy(self)
         vars(changed).update(q=self.q if q is None else q, k=self.k if k is None else k, _rotated={}, _shared={})
-        for name in FORMED:
-            vars(changed).pop(name, None)  # a streamed capture makes them of q and k
+        for name in (*FORMED, "_in_order"):  # a streamed capture makes scores and pattern of q and k
+            vars(changed).pop(name, None)
         return changed
 
     def at(self, positions: Real[Tensor, " pos"]) -> "LayerCapture":
@@ -141,9 +141,11 @@ class LayerCapture:
 
     @property
     def positions(self) -> Real[Tensor, " pos"]:
-        if self._positions is None:
-            self._positions = torch.arange(self.length, device=self.device)
-        return self._positions
+        return self._in_order if self._positions is None else self._positions
+
+    @cached_property
+    def _in_order(self) -> Int[Tensor, " pos"]:
+        return torch.arange(self.length, device=self.device)
 
     @property
     def query_positions(self) -> Real[Tensor, " query"]:
