@@ -56,9 +56,7 @@ OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "posi
 OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
 REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES}
-SINGLE_CLAIMS = (
-    *((QWEN, claim) for claim in ("slash 2", "slash 4", "position 5", "coupling 5")),
-)
+SINGLE_CLAIMS = (*((QWEN, claim) for claim in ("slash 2", "slash 4", "position 5", "coupling 5")),)
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),

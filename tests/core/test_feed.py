@@ -136,9 +136,22 @@ class Undeclared(Energy):
 
 @pytest.mark.parametrize("part", ["pattern", "v"])
 def test_what_a_measure_reads_without_needing_it_is_named(mini, part):
-    message = rf"undeclared: of_layer reads None \(.*\). A layer has q and k; .*{part}.* are None unless `needs` names"
+    message = rf"undeclared: of_layer reads {part}, which .*'NoneType' .* declare needs = frozenset\(\{{'{part}'\}}\)$"
     with pytest.raises(InputError, match=message):
         Undeclared(part=part)(mini, TOKENS, null_seeds=(), progress=False)
+
+
+def test_another_none_is_the_measures_own_mistake(mini):
+    """Such as the window of a layer that has none, beside a part that is declared."""
+
+    class Windowed(Energy):
+        needs = frozenset({"pattern"})
+
+        def of_layer(self, layer):
+            return {"energy": layer.pattern.mean((1, 2)) + layer.geometry.window}
+
+    with pytest.raises(TypeError, match="NoneType"):
+        Windowed()(mini, TOKENS, null_seeds=(), progress=False)
 
 
 @dataclass(frozen=True)

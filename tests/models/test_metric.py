@@ -12,7 +12,7 @@ from tl_posgen.loss import Loss
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.metric import Metric
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.position import Perturbation, Substitution
+from tl_posgen.position import DummyDistance, Perturbation, Substitution
 from tl_posgen.slash import BandAblation
 
 pytestmark = pytest.mark.longer
@@ -93,6 +93,7 @@ MEASURES = [
     PlaneCost(edits=("drop",)),
     pytest.param(Perturbation(ratios=(0, 0.5), reaches=("uniform",), n_draws=1, n_cloze=0), marks=pytest.mark.slow),
     pytest.param(Substitution(), marks=pytest.mark.slow),
+    pytest.param(DummyDistance(), marks=pytest.mark.slow),
 ]
 
 
@@ -103,7 +104,7 @@ def test_words_are_true_of_a_metric_of_either_direction(mini, alice, measure, me
     plain, of_metric = (measure(mini, alice, metric=judge, **settings) for judge in (None, metric))
     assert any("nats" in text for text in words_of(plain))
     for text in words_of(of_metric):
-        assert not re.search(r"\bnats\b(?! .*KL)|perplexity|\bworth\b|dearest|does harm", text), text
+        assert not re.search(r"\bnats\b(?! .*KL)|perplexity|\bworth\b|dearest|does harm|rises by", text), text
         assert not re.search(r"\bloss\b(?! = )", re.sub("in the place of the loss|^loss: ", "", text)), text
 
 

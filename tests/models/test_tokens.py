@@ -334,4 +334,4 @@ def test_prompts_beyond_the_context_are_said_to_be(mini_bridge, alice):
         analyze(mini_bridge, alice, measures="loss", length=n, n_prompts=1, nulls=False) for n in (512, 513)
     )
     assert "beyond" not in " ".join(inside.findings())
-    assert "loss: measured on prompts of 513 tokens, beyond the model's context of 512." in beyond.findings()
+    assert "loss: measured on prompts of up to 513 tokens, beyond the model's context of 512." in beyond.findings()

@@ -56,7 +56,7 @@ def study_of(tokenizations, **values):
         attrs, by_condition = {"measure": name.split("_")[0], "units": "nats"}, np.ndim(table) == 2
         dims = ["init", "model", "revision", "text"]
         if by_condition:
-            coords["condition"] = ["slow", "fast"]
+            coords["condition"] = ["slow", "fast", *(f"c{n}" for n in range(2, np.shape(table)[1]))]
             attrs |= {"effect": "rise of the loss in nats", "short": "rise", "words": json.dumps({"slow": "slower"})}
         array = np.array(table, dtype=float)
         array = array.reshape((1, *shape, *array.shape[1:]))
@@ -92,6 +92,24 @@ def test_conditions_share_a_sentence_and_have_a_figure_of_their_own():
         ("b", ["fast", "slower"], [2.0, 0.3]),
     ]
     assert study_of([0, 0], other_rise=[[0.1, 1.0], [0.3, 2.0]]).kinds == ["conditions", "size"]
+
+
+def test_the_largest_conditions_are_those_of_the_models_in_the_sentence():
+    """Of either sign, of the models that read the same tokens, and among those that these models have."""
+    n = 9
+    cancelling = [[5.0, *np.linspace(0.01, 0.08, n - 1)], [-5.0, *np.linspace(0.01, 0.08, n - 1)]]
+    (sentence,) = study_of([0, 0], other_rise=cancelling).findings()
+    assert "the 6 largest of 9: slower -5.000 (b) to +5.000 (a); c8 +0.080;" in sentence
+    rising, falling = np.arange(float(n)), np.arange(float(n))[::-1]
+    sentences = study_of([0, 0, 1, 1], other_rise=[10 * rising, 10 * rising, falling, falling]).findings()
+    assert ["c8" in sentences[0], "slower +8.000" in sentences[1], "c8" in sentences[1]] == [True, True, False]
+    lacking = np.where(rising > 4, np.nan, rising)
+    sentences = study_of([0, 0, 1, 1], other_rise=[10 * rising, 10 * rising, lacking, lacking]).findings()
+    assert "that read the same tokens: c4 +4.000; c3 +3.000; c2 +2.000; fast +1.000; slower" in sentences[1]
+
+
+def test_no_figure_against_size_of_what_cannot_be_compared():
+    assert "size" not in study_of([0, 1], loss_loss=[3.0, 2.0]).kinds
 
 
 def test_a_model_without_the_number_is_named_and_a_single_one_is_not_drawn_against_size():

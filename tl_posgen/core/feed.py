@@ -1,7 +1,9 @@
 """The forward passes that measures share: each layer of each prompt, captured once, goes to every measure."""
 
+import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -199,17 +201,35 @@ class Feed:
 
 
 def _of_layer(measure: Measure, capture: LayerCapture) -> Any:
-    """Return what a measure gives of a layer; refuse one that reads what no measure needs, which is None."""
+    """Return what a measure gives of a layer; refuse one that fails where it reads what no measure needs, which is
+    None."""
     try:
         return measure.of_layer(capture)
     except (AttributeError, TypeError) as error:
-        lacking = [part for part in NEEDED if getattr(capture, part) is None]
-        if "NoneType" not in str(error) or not lacking:
+        if "NoneType" not in str(error) or not (missing := _read_as_none(measure, capture)):
             raise
         raise InputError(
-            f"{measure.name}: of_layer reads None ({error}). A layer has q and k; {', '.join(lacking)} are None unless "
-            f"`needs` names them: declare what of_layer reads, such as needs = frozenset({{{lacking[0]!r}}})"
+            f"{measure.name}: of_layer reads {', '.join(missing)}, which a layer has for measures that need it "
+            f"({error}); declare needs = frozenset({{{', '.join(map(repr, missing))}}})"
         ) from error
+
+
+def _read_as_none(measure: Measure, capture: LayerCapture) -> list[str]:
+    """Return the parts of a layer that `of_layer` reads and that are None."""
+    missing: dict[str, None] = {}
+
+    class Watched(type(capture)):
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name in NEEDED and value is None:
+                missing[name] = None
+            return value
+
+    watched = copy.copy(capture)
+    watched.__class__ = Watched
+    with suppress(Exception):
+        measure.of_layer(watched)
+    return [*missing]
 
 
 def _checked(measure: Measure, key: _LayerKey, layer_values: Any) -> Mapping[str, Any]:

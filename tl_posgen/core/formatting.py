@@ -147,14 +147,14 @@ def about_metric(text: str, metric: str) -> str:
     Example:
         >>> about_metric("Rise of the loss of 0.512 nats, the 2 dearest of 9: means +0.100.", "doubled")
         'Change of the metric of 0.512, the 2 highest of 9: means +0.100.'
-        >>> about_metric("Entropy of attention, nats", "doubled")
-        'Entropy of attention, nats'
+        >>> about_metric("Entropy of attention, nats", "doubled"), about_metric("nats per token; share", "doubled")
+        ('Entropy of attention, nats', 'share')
     """
     name = f"loss = {metric}"
     if name in text:
         return name.join(about_metric(part, metric) for part in text.split(name))
     if not re.search(r"[Ee]ntropy|\bKL\b|\bln\b", text):
-        text = re.sub(r"(^|>)nats(?: per token)?(?:, | (?=over))", r"\1", text)
+        text = re.sub(r"(^|>)nats(?: per token)?(?:[,;] | (?=over))", r"\1", text)
         text = _NATS.sub("", text)
     for pattern, word in _OF_METRIC.items():
         text = re.sub(pattern, word, text)

@@ -166,7 +166,7 @@ class Result:
                 "are too narrow; give a text that does not repeat."
             )
         if beyond := self.provenance.get("beyond_context"):
-            warnings.append("measured on prompts of {} tokens, beyond the model's context of {}.".format(*beyond))
+            warnings.append("measured on prompts of up to {} tokens, beyond the model's context of {}.".format(*beyond))
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
             warnings.append("the random init has the model's own weights, so the two cannot differ.")
         return warnings

@@ -175,7 +175,7 @@ def first_token_in_words(session: Session, rows: Sequence[Int[Tensor, " _"]]) ->
 
 
 def repeated_share(rows: Sequence[Int[Tensor, " _"]]) -> float:
-    """Return the share of the runs of 16 tokens (fewer, of a shorter prompt) that stand in another prompt too.
+    """Return the share of the runs of 16 tokens that stand in another prompt too; of a shorter prompt its whole is one.
 
     Where much is repeated, prompts are no independent samples.
 
@@ -184,13 +184,15 @@ def repeated_share(rows: Sequence[Int[Tensor, " _"]]) -> float:
         >>> repeated_share([once, other]), repeated_share([once, other, once])
         (0.0, 0.6666666666666666)
     """
-    ids = [row.cpu().numpy().astype(np.int64) for row in rows if len(row)]
-    if len(ids) < 2:
-        return 0.0
-    factors = np.random.default_rng(0).integers(2**62, size=min(_RUN, *map(len, ids))) * 2 + 1
-    hashes = [np.lib.stride_tricks.sliding_window_view(prompt, len(factors)) @ factors for prompt in ids]
-    times = Counter(chain.from_iterable(set(runs.tolist()) for runs in hashes))  # each run once a prompt
-    return float(np.mean([times[run] > 1 for runs in hashes for run in runs.tolist()]))
+    factors, runs = np.random.default_rng(0).integers(2**62, size=_RUN) * 2 + 1, []
+    for row in rows:
+        ids = row.cpu().numpy().astype(np.int64)
+        if len(ids) < _RUN:
+            runs.append([tuple(ids.tolist())])
+        else:
+            runs.append((np.lib.stride_tricks.sliding_window_view(ids, _RUN) @ factors).tolist())
+    n_prompts = Counter(chain.from_iterable(set(of_prompt) for of_prompt in runs))  # that each run stands in
+    return float(np.mean([n_prompts[run] > 1 for run in chain.from_iterable(runs)])) if runs else 0.0
 
 
 def spread(pieces: Sequence[Any], n: int) -> list[Any]:

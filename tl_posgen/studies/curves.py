@@ -1,7 +1,7 @@
 """Numbers of many models: which are kept of a result, and which are followed over checkpoints and models."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -33,7 +33,6 @@ class Followed:
         at: labels of the variable's dims.
         effect: of a number by condition, what it is: "share of the loss recovered".
         condition: which one, in words.
-        among: how many conditions there are.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Followed:
     at: Mapping[str, Any] = field(default_factory=dict)
     effect: str = ""
     condition: str = ""
-    among: int = 0
 
     @property
     def title(self) -> str:
@@ -223,7 +221,7 @@ def followed(data: xr.Dataset) -> list[Followed]:
             curves += [curve for curve in FOLLOWED[measure] if curve.name in arrays]
         elif any("condition" in array.dims for array in arrays.values()):
             for name, of_effect in effects_in(data).items():
-                curves += _few_of(of_effect, arrays[name]) if name in arrays else []
+                curves += few_of(of_effect) if name in arrays else []
         else:
             for name in [*arrays][:_MOST_OTHERS]:
                 label, at = name.replace("_", " "), json.loads(arrays[name].attrs.get("usual", "{}"))
@@ -240,24 +238,25 @@ def effects_in(data: xr.Dataset) -> dict[str, list[Followed]]:
             continue
         usual, words = json.loads(array.attrs.get("usual", "{}")), json.loads(array.attrs["words"])
         trained = mean_of(at_init(array.sel(usual), TRAINED))
-        values = mean_over(trained, [dim for dim in trained.dims if dim != "condition"]).dropna("condition")
-        sizes = values if array.attrs["short"] == RECOVERED else abs(values)
+        sizes = trained if array.attrs["short"] == RECOVERED else abs(trained)
+        values = mean_over(sizes, [dim for dim in trained.dims if dim != "condition"]).dropna("condition")
         title = array.attrs["measure"].replace("_", " ")
         effects[str(name)] = []
-        for condition in values["condition"].values[np.argsort(-sizes.values, kind="stable")].tolist():
-            label, among = words.get(condition, condition), values.sizes["condition"]
+        for condition in values["condition"].values[np.argsort(-values.values, kind="stable")].tolist():
+            label = words.get(condition, condition)
             sentence = f"{title[:1].upper()}{title[1:]}, {label}: the {effect}"
             form = ".0%" if array.attrs["short"] == RECOVERED else "+.3f"
             what = f"{title}, {array.attrs['short']}: {label}"
             at = {**usual, "condition": condition}
-            effects[str(name)].append(Followed(str(name), what, sentence, form, at, effect, label, among))
+            effects[str(name)].append(Followed(str(name), what, sentence, form, at, effect, label))
     return effects
 
 
-def _few_of(curves: list[Followed], array: xr.DataArray) -> list[Followed]:
-    """Return what a few conditions do: shares recovered from the highest to the lowest, as the highest may be of hardly
-    any change; the largest changes."""
-    return evenly(curves, _MOST_CONDITIONS) if array.attrs["short"] == RECOVERED else curves[:_MOST_CONDITIONS]
+def few_of(curves: Sequence[Followed]) -> list[Followed]:
+    """Return what a few conditions do, of those of an effect in their order: shares recovered from the highest to the
+    lowest, as the highest may be of hardly any change; the largest changes."""
+    is_share = bool(curves) and RECOVERED in curves[0].effect
+    return evenly([*curves], _MOST_CONDITIONS) if is_share else [*curves[:_MOST_CONDITIONS]]
 
 
 def has_numbers(array: xr.DataArray) -> bool:

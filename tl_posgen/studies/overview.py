@@ -1,5 +1,6 @@
 """Many models side by side: the files of a study as one dataset, its sentences, table and figures."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from tl_posgen.studies.curves import (
     Followed,
     at_last_revision,
     effects_in,
+    few_of,
     followed,
     is_per_token,
     numbers_of,
@@ -120,8 +122,12 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
     """Return the numbers of finished jobs in their places of arrays over all models, revisions and texts."""
     settings = next(iter(reports.values())).provenance["study"]
     sizes = {place[0]: float(report.provenance["parameters"]) for place, report in reports.items()}
+    of_jobs = [numbers_of(report.values()) for report in reports.values()]
+    words: dict[str, dict[str, str]] = {}  # of conditions, which only some models may have
+    for name, array in (item for of_job in of_jobs for item in of_job.data_vars.items() if "words" in item[1].attrs):
+        words.setdefault(str(name), {}).update(json.loads(array.attrs["words"]))
     by_job = xr.concat(
-        [numbers_of(report.values()) for report in reports.values()],
+        of_jobs,
         "job",
         data_vars="all",
         coords="minimal",
@@ -129,6 +135,8 @@ def _laid_out(reports: Mapping[tuple[str, ...], Report]) -> xr.Dataset:
         join="outer",
         combine_attrs="override",
     )
+    for name, of_conditions in words.items():
+        by_job[name].attrs["words"] = json.dumps(of_conditions)
     places = pd.MultiIndex.from_tuples(list(reports), names=_PER_JOB)
     data = by_job.assign_coords(xr.Coordinates.from_pandas_multiindex(places, "job")).unstack("job")
     order = {dim: _in_order(names, sizes) for dim, names in zip(_PER_JOB, zip(*reports, strict=True), strict=True)}
@@ -211,8 +219,9 @@ class Overview(Measure):
         alike = same_tokens(numbers.data)
         all_places = [place for group in alike for place in group]
         curves = [curve for curve in followed(numbers.dataset) if curve.sentence]
-        for (_, effect), of_effect in groupby(curves, key=lambda curve: (curve.name, curve.effect)):
-            in_sentence = list(of_effect)
+        effects = effects_in(numbers.dataset)
+        for (curve_name, effect), of_effect in groupby(curves, key=lambda curve: (curve.name, curve.effect)):
+            in_sentence = effects[curve_name] if effect else list(of_effect)
             is_split = len(alike) > 1 and is_per_token(in_sentence[0], numbers.dataset)
             n_before = len(sentences)
             for places in [group for group in alike if len(group) > 1] if is_split else [all_places]:
@@ -232,7 +241,7 @@ class Overview(Measure):
         self, numbers: Numbers, curve: Followed, places: Sequence[tuple[str, str]], of_tokens: str
     ) -> list[str]:
         """Return the sentence on a followed number at some models and revisions; [] where none has it."""
-        means, form = self._means_at(numbers, curve, places), curve.form
+        means, form = self._named(numbers, self._means_at(numbers, curve, places)), curve.form
         if not means:
             return []
         low, high = (pick(means, key=means.__getitem__) for pick in (min, max))
@@ -253,40 +262,55 @@ class Overview(Measure):
         self, numbers: Numbers, curves: Sequence[Followed], places: Sequence[tuple[str, str]], of_tokens: str
     ) -> list[str]:
         """Return the sentence on what conditions do at some models and revisions; [] where none has it."""
-        clauses, with_one, form = [], dict[str, None](), curves[0].form
-        models = [*dict.fromkeys(model for model, _ in places)]
-        for curve in curves:
-            if not (means := self._means_at(numbers, curve, places)):
-                continue
-            low, high = (pick(means, key=means.__getitem__) for pick in (min, max))
-            ends = f"{means[low]:{form}}"
-            if means[low] != means[high]:
-                ends += f" ({low}) to {means[high]:{form}} ({high})"
+        form, is_share = curves[0].form, RECOVERED in curves[0].effect
+
+        def size(curve: Followed) -> float:
+            values = [*means[curve.condition].values()]
+            return float(np.mean(values if is_share else np.abs(values)))
+
+        means = {curve.condition: self._means_at(numbers, curve, places) for curve in curves}
+        defined = [curve for curve in curves if means[curve.condition]]
+        if not defined:
+            return []
+        chosen = few_of(sorted(defined, key=size, reverse=True))
+        models, clauses = [*dict.fromkeys(model for model, _ in places)], []
+        for curve in chosen:
+            named = self._named(numbers, means[curve.condition])
+            low, high = (pick(named, key=named.__getitem__) for pick in (min, max))
+            ends = f"{named[low]:{form}}"
+            if named[low] != named[high]:
+                ends += f" ({low}) to {named[high]:{form}} ({high})"
             null = numbers.number(at_last_revision(curve)(numbers).sel(model=models))
             nulls = null.null_in_brackets if np.isfinite(null.nulls).any() else ""
             clauses.append(f"{curve.condition} {ends}{nulls:{form if nulls else ''}}")
-            with_one |= dict.fromkeys(means)
-        if not clauses:
-            return []
-        measure, effect, among = curves[0].sentence.split(",")[0], curves[0].effect, curves[0].among
+        defined_at = {place: 0.0 for curve in chosen for place in means[curve.condition]}
         few = (
-            f"{len(clauses)} of {among} conditions" if RECOVERED in effect else f"the {len(clauses)} largest of {among}"
+            f"{len(chosen)} of {len(defined)} conditions"
+            if is_share
+            else f"the {len(chosen)} largest of {len(defined)}"
         )
-        scope = f", {few}" if len(clauses) < among else ""
-        over = f"over {_counted(numbers, len(with_one))}" if len(with_one) > 1 else f"in {next(iter(with_one))}"
-        lacking = [model for model in models if not any(name.split(" at ")[0] == model for name in with_one)]
+        scope = f", {few}" if len(chosen) < len(defined) else ""
+        names = [*self._named(numbers, defined_at)]
+        over = f"over {_counted(numbers, len(names))}" if len(names) > 1 else f"in {names[0]}"
+        lacking = [model for model in models if model not in {model for model, _ in defined_at}]
         without = f" (not defined: {', '.join(lacking)})" if 0 < len(lacking) <= _MOST_NAMED else ""
-        return [f"{measure}, {effect} {over}{of_tokens}{without}{scope}: {'; '.join(clauses)}."]
+        measure = curves[0].sentence.split(",")[0]
+        return [f"{measure}, {curves[0].effect} {over}{of_tokens}{without}{scope}: {'; '.join(clauses)}."]
 
-    def _means_at(self, numbers: Numbers, curve: Followed, places: Sequence[tuple[str, str]]) -> dict[str, float]:
-        """Return the value of a followed number by the name of a model, with its revision where the model has several;
-        of the places that have one."""
-        several = numbers.data["finished"].any("text").sum("revision") > 1
+    def _means_at(
+        self, numbers: Numbers, curve: Followed, places: Sequence[tuple[str, str]]
+    ) -> dict[tuple[str, str], float]:
+        """Return the value of a followed number by model and revision, of the places that have one."""
         array = curve.array(numbers).stack(place=("model", "revision"))
+        at_places = zip(array["place"].values.tolist(), numbers.along(array, "place"), strict=True)
+        return {place: number.value for place, number in at_places if number and place in places}
+
+    def _named(self, numbers: Numbers, values: Mapping[tuple[str, str], float]) -> dict[str, float]:
+        """Return values by the name of a model, with its revision where the model has several."""
+        several = numbers.data["finished"].any("text").sum("revision") > 1
         return {
-            f"{model} at {revision}" if several.sel(model=model) else model: number.value
-            for (model, revision), number in zip(array["place"].values, numbers.along(array, "place"), strict=True)
-            if number and (model, revision) in places
+            f"{model} at {revision}" if several.sel(model=model) else model: value
+            for (model, revision), value in values.items()
         }
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
@@ -303,7 +327,9 @@ class Overview(Measure):
         side_by_side = data.sizes["model"] > 1 or not several
         has = {"conditions": any(effects_in(data).values())}
         has |= {"models": side_by_side and not all(curve.effect for curve in followed(data))}
-        has |= {"revisions": several, "size": len(np.unique(sizes[np.isfinite(sizes)])) > 1}
+        is_unlike = len(same_tokens(data)) > 1
+        can_be_against_size = any(not (is_unlike and is_per_token(curve, data)) for curve in followed(data))
+        has |= {"revisions": several, "size": can_be_against_size and len(np.unique(sizes[np.isfinite(sizes)])) > 1}
         return [kind for kind, applies in has.items() if applies and followed(data)]
 
 

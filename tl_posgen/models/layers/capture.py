@@ -114,6 +114,7 @@ class LayerCapture:
         """
         changed = copy.copy(self)
         vars(changed).update(q=self.q if q is None else q, k=self.k if k is None else k, _rotated={}, _shared={})
+        changed.finite = changed.proved = False
         for name in (*FORMED, "_in_order"):  # a streamed capture makes scores and pattern of q and k
             vars(changed).pop(name, None)
         return changed
@@ -239,6 +240,9 @@ class EditedCapture(LayerCapture):
 
     def _refuse(self) -> Any:
         raise UnsupportedModelError(f"{self.why} What follows from queries and keys says nothing of these scores.")
+
+    def with_qk(self, q: Any = None, k: Any = None) -> Any:
+        return self._refuse()
 
     q: Any = property(_refuse)  # the tensors stay in vars(self)
     k: Any = property(_refuse)

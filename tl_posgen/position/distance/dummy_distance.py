@@ -220,6 +220,8 @@ class DummyDistance(Interventions):
         refitted = "lowest {}, highest {}".format(*ends) if len(ends) > 1 else ends[0]
         at = {name: rise for name, rise in self.rises(numbers).items() if name.startswith("at ")}
         best = min(at, key=lambda name: at[name].value)
+        is_loss = not numbers.metric  # of a metric, higher may be better
+        change = f"rises by {at[best]:.3f} at least" if is_loss else f"changes by {at[best]:+.3f}, the lowest,"
         return [
             f"First token left out, distance part and key part together correlate with the table at "
             f"{numbers('additive_r', **WITHOUT_FIRST):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
@@ -228,7 +230,7 @@ class DummyDistance(Interventions):
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
             "Fitted again with every pair at one distance, the key part correlates with that at the true distances, "
             f"linear trends left out: {refitted}.",
-            f"The model's loss of {numbers('loss'):.3f} rises by {at[best]:.3f} at least with every pair {best}.",
+            f"The model's loss of {numbers('loss'):.3f} {change} with every pair {best}.",
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
