@@ -17,9 +17,9 @@ from tl_posgen import analyze, analyze_cache, attach, check, streaming
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.hooks import by_constant, substitute
 from tl_posgen.models.capture.capturing import run_capture
-from tl_posgen.models.conversion.convert import snapshot
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_session, without_context_limit
+from tl_posgen.models.loading.snapshot import snapshot
 from tl_posgen.models.loss import logits_of
 from tl_posgen.models.session import MEMORY, Choices, session_of
 
