@@ -163,7 +163,7 @@ def test_a_model_of_transformers_is_named_its_copy(unchecked, family_directory):
     for door in (open_session, session_of, load_model):
         with pytest.raises(InputError, match=r"tl_posgen\.training\.snapshot\(model, tokenizer\)$"):
             door(yours)
-    assert session_of(snapshot(yours, tokenizer)).label == place.name
+    assert session_of(snapshot(yours, tokenizer)).label == f"{place.name}, weights in memory"
 
 
 KNOW_THE_BRIDGE = {"bridge.py", "fused_bridge.py"}
