@@ -33,7 +33,7 @@ _MOST_SHOWN = 20  # labels that a message lists
 
 
 class Numbers:
-    """The numbers of a result: `own("r", tokens="all")` is the mean of a variable over all dims that no label chooses.
+    """The numbers of a result: `numbers("r", tokens="all")` is the mean of a variable over all dims without a label.
 
     Labels that are not given are the measure's usual ones (tokens="all"); a label None averages over a dim;
     first_token=False stands for tokens="without first". Dims and labels that the variable lacks are refused, so that no

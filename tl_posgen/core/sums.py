@@ -246,7 +246,7 @@ class PromptGroups:
         return [self._sums[group] for group in sorted(self._sums)]
 
     def dataset(self) -> xr.Dataset:
-        """Return `measure.finish` of all groups of prompts; variables with an interval also without each group.
+        """Return `measure.of_sums` of all groups of prompts; variables with an interval without each group too.
 
         These have the dim `group`: "all", then the number of the group left out, and each group's share of the prompts
         as its coordinate `prompt_share`. Of fewer than four groups there is "all" alone.
