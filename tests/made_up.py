@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tl_posgen.core.inits import joined
 from tl_posgen.core.measure import ENDS, TOKENS, Measure
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
-from tl_posgen.core.sides import joined
 
 COMMON = {"end": list(ENDS), "tokens": list(TOKENS), "side": ["q", "k"]}
 

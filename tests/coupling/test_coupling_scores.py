@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 import torch
 
+from tl_posgen.core.inits import joined
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.saved import load
-from tl_posgen.core.sides import joined
 from tl_posgen.coupling import coupling_scores
 from tl_posgen.coupling.coupling_scores import SIZES, dataset_of
 from tl_posgen.coupling.coupling_scores_figure import LABELS

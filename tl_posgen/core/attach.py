@@ -9,12 +9,12 @@ import torch
 from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, require_prompts, supported
 from tl_posgen.core.feed import Feed, one_pass
+from tl_posgen.core.inits import result_of
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, Seeds
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.run import Run
-from tl_posgen.core.sides import result_of
 from tl_posgen.editing.given import every_hook_firing
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.capture.cache import captures_from_cache

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
+from tl_posgen.core.inits import contiguous, result_of
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, Seeds, null_models_of, seeds_by_kind
 from tl_posgen.core.numbers import TRAINED
@@ -23,7 +24,6 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.run import Run
-from tl_posgen.core.sides import contiguous, result_of
 from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
 from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed
@@ -212,7 +212,7 @@ def analyze(
             )
         analysis = _Analysis(session, prompts, rows, where, seed, null_models, fwd_hooks, in_place, parts, depends_on)
         with steps_shown(step_names(prepared, null_models), shown=progress):
-            by_init = analysis.sides(prepared, finished)
+            by_init = analysis.datasets(prepared, finished)
         if null_models is not null_seeds:
             null_models.free_memory()
         if in_place:
@@ -284,7 +284,7 @@ class _Analysis:
     parts: Parts = field(default_factory=Parts)
     depends_on: Mapping[str, Any] = field(default_factory=dict)
 
-    def sides(self, measures: Sequence[Measure], finished: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
+    def datasets(self, measures: Sequence[Measure], finished: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
         by_init: dict[str, dict[str, xr.Dataset]] = {}
         for step in steps_of(measures, self.nulls):

@@ -14,13 +14,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.core.formatting import counted, format_bound
+from tl_posgen.core.inits import joined
 from tl_posgen.core.measure import ENDS, Measure, Variable
 from tl_posgen.core.null_models import Seeds, seeds_by_kind
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, mean_of
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.result import Result
-from tl_posgen.core.sides import joined
 from tl_posgen.core.store import Parts
 from tl_posgen.coupling.coupling import Coupling
 from tl_posgen.coupling.coupling_scores_figure import LABELS, draw_scatter

@@ -99,6 +99,7 @@ CONTEXT_RULES: dict[ContextRuleName, ContextRule] = {
     "ntk": ContextRule("NTK", _with_rule("ntk")),
     "yarn": ContextRule("YaRN", _with_rule("yarn")),
 }
+WORDS = {name: rule.words for name, rule in CONTEXT_RULES.items()}
 
 
 def hooks_of(rule: ContextRuleName, model: Session, settings: ExtensionSettings, where: Mapping[str, Any]) -> HookList:

@@ -21,7 +21,7 @@ from tl_posgen.core.run import Run
 from tl_posgen.editing.token_positions import MOST, tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.extension.held_planes import partial_planes
-from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
+from tl_posgen.extension.table import WORDS, ContextRuleName, ExtensionSettings, hooks_of
 from tl_posgen.frequencies.numbers.gap import (
     apart,
     first_surely_above,
@@ -117,7 +117,7 @@ class Gap(Interventions):
         "alone": Variable("loss without the first half", "nats", "first token and second half", ("prompt",)),
         "contexts": Variable("gap over the training context", "", "", ("gap",), compared=False),
     }
-    words = {name: rule.words for name, rule in CONTEXT_RULES.items()}
+    words = WORDS
     legend = (
         "near, text: loss of text at the smallest gap (without one, where 0 was tried) and at the largest; alone: "
         "without its first half; change: text - near, prompt by prompt, low and high the ends of its 95% interval; "

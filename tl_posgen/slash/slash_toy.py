@@ -16,12 +16,12 @@ from tqdm.auto import trange
 
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core.formatting import counted
+from tl_posgen.core.inits import joined
 from tl_posgen.core.measure import Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Each, Positive, Real, Whole, Within
 from tl_posgen.core.result import Result
-from tl_posgen.core.sides import joined
 from tl_posgen.errors import InputError
 from tl_posgen.report.kinds import lines
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds

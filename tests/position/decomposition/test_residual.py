@@ -11,8 +11,8 @@ from dense_fit import dense_residual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_posgen.core.inits import joined
 from tl_posgen.core.result import Result
-from tl_posgen.core.sides import joined
 from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry

@@ -18,7 +18,7 @@ from tl_posgen.core.options import Count, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
-from tl_posgen.extension.table import CONTEXT_RULES, ContextRuleName, ExtensionSettings, hooks_of
+from tl_posgen.extension.table import WORDS, ContextRuleName, ExtensionSettings, hooks_of
 from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import losses_of_logits
@@ -52,7 +52,6 @@ _PLANE = (
     "of a layer's heads side by side, on the first two principal components of the unchanged model's in the second "
     "half of the training length; up to 64 positions of each training length"
 )
-WORDS = {name: rule.words for name, rule in CONTEXT_RULES.items()}
 Condition = Literal["unchanged", ContextRuleName]
 
 
