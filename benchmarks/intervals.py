@@ -75,7 +75,7 @@ def kinds_of(model, tokens) -> dict[str, Kind]:
     geometry = []
 
     def see(layer) -> None:
-        where, moments = layer.geometry, layer.shared(triple_moments_of)
+        where, moments = layer.geometry, layer.shared(triple_moments_of)[0]
         geometry[:] = [where]
         of_layer = {
             "r": layer.shared(fit_capture)[0].r,
@@ -110,6 +110,15 @@ def kinds(by_prompt: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dic
     def best_slash(weights: np.ndarray) -> np.ndarray:
         return np.einsum("sp,phd->shd", weights, slash, optimize=True).max(-1)
 
+    def previous_token_heads(weights: np.ndarray) -> np.ndarray:
+        by_distance = np.einsum("sp,phd->shd", weights, slash, optimize=True)
+        return (by_distance.argmax(-1) == 1).mean(1, keepdims=True)
+
+    def slow_heads(weights: np.ndarray) -> np.ndarray:
+        q, k = (np.diagonal(np.tensordot(weights, sums[f"plain_{side}"].real, 1), axis1=2, axis2=3) for side in "qk")
+        product = q * k
+        return (product.argmax(-1) >= product.shape[-1] // 2).mean(1, keepdims=True)
+
     def recovered(weights: np.ndarray) -> np.ndarray:
         unchanged, uniform, stand_in = np.split(weights @ losses, 3, axis=1)
         return (uniform - stand_in) / (uniform - unchanged)
@@ -130,6 +139,8 @@ def kinds(by_prompt: dict[str, np.ndarray], losses: np.ndarray, geometry) -> dic
         "position share": Kind(partial(share, 0), SHARE),
         "interaction share": Kind(partial(share, 1), SHARE),
         "highest slash score": Kind(best_slash, SHARE),
+        "share of heads, highest slash score": Kind(previous_token_heads, SHARE),
+        "share of heads, longest plane": Kind(slow_heads, SHARE),
         "loss": mean(losses[:, :1], POSITIVE),
         "rise of the loss": mean(losses[:, 2:] - losses[:, :1], None),
     }

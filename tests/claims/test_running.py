@@ -88,7 +88,9 @@ def test_the_table_is_saved_read_and_on_the_page(results, tmp_path):
     result = claims_result(CLAIMS, results, "small", {})
     read = tl_posgen.load(result.save(tmp_path / "claims.nc"))["claims"]
     assert read.frame().equals(result.frame())
-    cells = re.findall('<td data-verdict="([a-z ]+)">', render_page({"claims": read}, read.provenance))
+    cells = re.findall(
+        '<td data-verdict="([a-z ]+)">', render_page(tl_posgen.Report({"claims": read}, read.provenance))
+    )
     verdicts = result.frame()["verdict"].tolist()
     assert cells == 2 * verdicts, "the table of the measure, and that of all columns"
 

@@ -37,6 +37,17 @@ def test_zero_mean_and_drawn_outputs_stand_in_for_those_of_chosen_heads_alone(mo
         assert min(float((row - one[:10, 1]).abs().max()) for one in reference) < 1e-5
 
 
+def test_draws_are_of_prompts_and_not_of_how_many_run_at_once(model):
+    tokens = torch.randint(2, 60, (6, 10), generator=torch.Generator().manual_seed(3))
+    drawn, one_by_one = (
+        ablate_heads(model, ["0.1", "1.1"], "resample", reference=REFERENCE, length=12, seed=1) for _ in range(2)
+    )
+    together = outputs(model, tokens, 0, drawn)[:, 0, 1]
+    apart = torch.cat([outputs(model, row[None], 0, one_by_one)[:, 0, 1] for row in tokens])
+    torch.testing.assert_close(apart, together)
+    assert len(together.unique(dim=0)) > 1
+
+
 def test_the_mean_is_over_all_prompts_of_more_than_one_batch(model):
     tokens = torch.randint(2, 60, (10, 12), generator=torch.Generator().manual_seed(2))  # more than run at once
     expected = torch.cat([outputs(model, row[None], 1) for row in tokens]).double().mean((0, 1))[2].float()

@@ -242,7 +242,7 @@ class Claim:
     """A claim of a paper: a row of the table. The functions take the `Result` of each measure that it needs, in order.
 
     Attributes:
-        name: the paper, "position", "slash" or "coupling", and the number in the documentation.
+        name: the paper, "position", "slash" or "coupling", or "frequency", and the number in the documentation.
         says: the claim, in our words.
         criterion: from which numbers on we say that it held, in words; ours. The thresholds are given as "{name}".
         needs: names of the measures that it reads. Where one is missing, the claim is open and says which.

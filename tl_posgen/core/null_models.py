@@ -124,14 +124,14 @@ class NullModels(Sequence[str]):
                 if kind.reorder is not None:
                     raise InputError(
                         f"{title} of {self.session.label} has the model's own weights, so it is no null model of it; "
-                        f"give another seed, or {kind.seeds}=()"
+                        f"give another seed, or {kind.argument}=()"
                     )
                 title += SAME_WEIGHTS
             if difference := first_difference(self._layers, session.layers()):
                 raise InputError(
                     f"{title} of {self.session.label} is no null model of it: its {difference}. Null models are made "
                     "of the model's config, which does not say what was changed in the model; change it there too, or "
-                    f"leave them out, {kind.seeds}=()"
+                    f"leave them out, {kind.argument}=()"
                 )
             self._held = label, title, session
         assert self._held is not None
@@ -174,7 +174,7 @@ def seeds_by_kind(seeds: Seeds, shuffled: Sequence[int] | None = None) -> dict[s
         if SHUFFLED in by_kind:
             raise InputError("null_seeds and shuffled_seeds both give seeds of shuffled weights; give one of them")
         by_kind[SHUFFLED] = shuffled
-    return {kind: _check_seeds(of_kind, NULL_KINDS[kind].seeds) for kind, of_kind in by_kind.items()}
+    return {kind: _check_seeds(of_kind, NULL_KINDS[kind].argument) for kind, of_kind in by_kind.items()}
 
 
 def _check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:

@@ -224,7 +224,7 @@ class Report(Mapping[str, Result]):
 
     def html(self) -> str:
         """Return the report as one page that opens with no network."""
-        return view("page")(self.results, self.provenance)
+        return view("page")(self)
 
     def page_files(self) -> dict[str, bytes]:
         """Return summary.json and index.html, which `write` puts beside the results, the page last: where it stands,

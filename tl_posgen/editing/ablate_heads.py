@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.editing.draws import generator_at
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed
 from tl_posgen.models.capture.padding import require_places
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
@@ -36,7 +37,8 @@ def ablate_heads(
     Args:
         heads: "L3H1", "3.1" or (3, 1), several in a list, or a frame with the columns layer and head.
         how: "zero", "mean", or "resample": what the head wrote at the same position of a prompt of the reference, drawn
-            for each prompt that runs.
+            for each prompt that runs, the same for all heads. Prompts count on from one pass to the next, so that draws
+            do not depend on how many run at once; hooks made anew draw the same again.
         reference: prompts as `analyze` takes them; the bundled book if left out. "zero" reads none.
         length: tokens of its prompts; 256, or what the model takes, if left out.
         n_prompts: at most so many of them, spread over it.
@@ -60,8 +62,8 @@ def ablate_heads(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens))
         False
     """
-    if how not in get_args(How):
-        raise InputError(f"how {how!r}: choose {', '.join(get_args(How))}")
+    check_choice("how", how, get_args(How))
+    check_seed(seed)
     session = session_of(model)
     selected = select_heads(session, heads=heads)
     n_heads = session.n_heads
@@ -85,6 +87,8 @@ def ablate_heads(
         if how == "mean":
             outputs = {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()}
 
+    n_before = dict.fromkeys(selected, 0)  # prompts of earlier passes
+
     def edit(layer: int, z: Tensor, hook: object) -> Tensor:
         chosen, written = selected[layer], outputs[layer]
         if how == "resample":
@@ -93,8 +97,10 @@ def ablate_heads(
                 raise InputError(
                     f"resample: {z.shape[1]} tokens, and the reference's prompts have {written.shape[1]}; give length="
                 )
-            rows = torch.randint(len(written), (len(z),), generator=torch.Generator().manual_seed(seed))
-            written = written[rows, : z.shape[1]]
+            numbers = range(n_before[layer], n_before[layer] + len(z))
+            n_before[layer] += len(z)
+            drawn = [torch.randint(len(written), (), generator=generator_at(seed, prompt=number)) for number in numbers]
+            written = written[torch.stack(drawn), : z.shape[1]]
         of_heads = z.flatten(2).unflatten(-1, (n_heads[layer], -1)).clone()
         of_heads[:, :, chosen] = written[:, :, chosen].to(of_heads)
         return of_heads.reshape(z.shape)

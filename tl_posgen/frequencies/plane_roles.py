@@ -46,9 +46,9 @@ class PlaneRoles(Measure):
     Attention at a distance is a mean over queries from 8 on. Mean scores are taken at D = 1, 2, 4, .. below half of the
     prompt, from the same queries of the second half. The mean curve is held against each query's scores at 24 distances
     up to three quarters of the prompt, by Pearson's r. For places and contents, two keys of a query change theirs, see
-    `tl_posgen.frequencies.numbers.roles.swap_scores`: 256 drawn pairs of each of 8 queries, weighted by how unlike the
-    attention to the two is. The first token is left out as a key. A soft cap is not in these scores. A layer whose
-    window is below five tokens is NaN.
+    `tl_posgen.frequencies.numbers.roles.swap_scores`: 256 pairs of each of 8 queries, the same draws in every analysis,
+    weighted by how unlike the attention to the two is. The first token is left out as a key. A soft cap is not in these
+    scores. A layer whose window is below five tokens is NaN.
 
     Raises:
         InputError: no prompt of 10 tokens.

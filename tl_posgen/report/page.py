@@ -55,11 +55,12 @@ _HEAD = re.compile(r"L\d+H\d+")
 _UNSHOWN = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")  # which HTML drops, or cannot hold
 
 
-def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) -> str:
+def render_page(report: Report) -> str:
     """Return the page. Figures carry title, model and random init; token-level views share one script."""
     scripts: dict[str, None] = {}
+    results, provenance = report.results, report.provenance
     sections = [_section(result, scripts) for result in results.values()]
-    findings = Report(results, provenance).headlines()
+    findings = report.headlines()
     if {*findings} <= {*(sections[0]["findings"] if sections else [])}:
         findings = []  # they stand right below
     for section in sections:  # every sentence once
@@ -79,9 +80,9 @@ def render_page(results: Mapping[str, Result], provenance: Mapping[str, Any]) ->
     phrases += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
     also = [f"Numbers are also given {', and '.join(phrases)}."] if phrases else []
     cut = _of_the_text(results, provenance)
-    remarks = " ".join([*also, *cut, *Report(results, {}).without_null()])
+    remarks = " ".join([*also, *cut, *report.without_null()])
     words = {"title": title, "beside": remarks, "findings": findings}
-    if (lead := Report(results, provenance).lead()) is not None and len(lead):
+    if (lead := report.lead()) is not None and len(lead):
         words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
@@ -285,9 +286,8 @@ def cell_of_report(report: Report) -> InCell:
     """Return a report for a cell: its findings, the table with a row per head, the first figure."""
     first = [*report.headlines(), *report.notes()]
     findings = [*first, *(sentence for sentence in report.findings() if sentence not in first)]
-    return _cell(
-        "Position", report.provenance.get("model"), findings, len(first), report.frame(), report.results.values()
-    )
+    question = question_of(*(result.measure for result in report.values()))
+    return _cell(question, report.provenance.get("model"), findings, len(first), report.frame(), report.values())
 
 
 def _cell(

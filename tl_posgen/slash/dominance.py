@@ -69,7 +69,7 @@ class Dominance(Measure):
 
 
 def statistics_of(layer: LayerCapture, *, entropy: bool = True) -> SlashStatistics:
-    """Return slash statistics of the model's own pattern; ask for them by `layer.once`.
+    """Return slash statistics of the model's own pattern; ask for them by `layer.shared`.
 
     Args:
         entropy: False leaves the entropies out, whose logarithms take most of the time.
@@ -96,7 +96,7 @@ def statistics_from_qk(
 
 def spectra_of(layer: LayerCapture, first: int = 0) -> dict[str, Spectrum]:
     """Return the spectra of queries and keys before RoPE, from a token on, by side; heads that share keys share one.
-    Ask for them by `layer.once`."""
+    Ask for them by `layer.shared`."""
     keys = layer.geometry.key_heads(layer.heads)
     different = list(dict.fromkeys(keys))
     of_keys = spectrum(layer.k[[keys.index(key) for key in different], first:])

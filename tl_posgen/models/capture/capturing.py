@@ -127,7 +127,7 @@ def run_capture(
 
 
 def checked_needs(needs: Iterable[str], available: Sequence[str], remedy: str = "") -> frozenset[str]:
-    """Return the parts of a capture that are asked for; InputError for one that is not among `known`."""
+    """Return the parts of a capture that are asked for; InputError for one that is not `available`."""
     if isinstance(needs, str):
         raise InputError(f"needs={needs!r}: give a set of names, such as needs={{{needs!r}}}")
     if unknown := sorted(map(str, set(needs) - set(available))):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import lru_cache
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from tl_posgen.models.memory import memory_of
 # buffers that older versions of transformers saved and newer ones compute
 _COMPUTED = re.compile(r"(^|\.)(inv_freq|masked_bias|embed_positions|position_ids|attn\.bias|attention\.bias)$")
 _FLOATING = ("F64", "F32", "F16", "BF16")  # as safetensors and GGUF name them
+_PROCESS = RLock()  # what is silenced belongs to all threads
 TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
 
 
@@ -33,22 +35,24 @@ TransformersRule = Literal["linear", "ntk", "yarn", "longrope", "llama3"]
 def silenced(seed: int | None = None, device: str = "cpu") -> Iterator[None]:
     """Suppress prints, warnings, log lines and progress bars; make new tensors on this device, whatever torch's default
     is. Afterwards everything is as before, the random states of the CPU and of this device too, which begin as after
-    torch.manual_seed(seed)."""
-    disabled, silent, place = logging.root.manager.disable, io.StringIO(), torch.device(device)
+    torch.manual_seed(seed). One thread at a time: all of this belongs to the process."""
+    silent, place = io.StringIO(), torch.device(device)
     extra_devices = [] if place.type == "cpu" else [place]
-    try:
-        logging.disable(logging.WARNING)
-        silencers = redirect_stdout(silent), redirect_stderr(silent), warnings.catch_warnings()
-        with torch.random.fork_rng(devices=extra_devices), place, silencers[0], silencers[1], silencers[2]:
-            warnings.simplefilter("ignore")
-            if seed is not None:
-                torch.default_generator.manual_seed(seed)
-                if extra_devices:
-                    with torch.cuda.device(place):
-                        torch.cuda.manual_seed(seed)
-            yield
-    finally:
-        logging.disable(disabled)
+    with _PROCESS:
+        disabled = logging.root.manager.disable
+        try:
+            logging.disable(logging.WARNING)
+            silencers = redirect_stdout(silent), redirect_stderr(silent), warnings.catch_warnings()
+            with torch.random.fork_rng(devices=extra_devices), place, silencers[0], silencers[1], silencers[2]:
+                warnings.simplefilter("ignore")
+                if seed is not None:
+                    torch.default_generator.manual_seed(seed)
+                    if extra_devices:
+                        with torch.cuda.device(place):
+                            torch.cuda.manual_seed(seed)
+                yield
+        finally:
+            logging.disable(disabled)
 
 
 def _from_place(place: Path) -> tuple[Path, dict[str, Any]]:

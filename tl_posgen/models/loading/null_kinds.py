@@ -48,6 +48,11 @@ class NullKind:
     reorder: Callable[..., None] | None = None
     rule: str = ""
 
+    @property
+    def argument(self) -> str:
+        """Its seeds as `analyze` takes them, up to the equals sign."""
+        return f"null_seeds[{self.name!r}]" if self.usual == "none" else self.seeds
+
     def label(self, seed: int) -> str:
         """Return the label along the dim init: a random init's seed, or "shuffled 0"."""
         return str(seed) if self.name == RANDOM_INIT else f"{self.name} {seed}"

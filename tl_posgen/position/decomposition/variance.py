@@ -294,7 +294,7 @@ class Variance(Measure):
 
 def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:
     """Return the moments of q and k of all tokens, and without the first, as `TOKENS` has them; ask for them by
-    `layer.once`."""
+    `layer.shared`."""
     return TripleMoments.with_and_without_first(layer.q, layer.k, layer.geometry.rope)
 
 
