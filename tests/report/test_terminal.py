@@ -24,7 +24,6 @@ from tl_posgen.report.terminal import (
     print_measures,
     print_report,
 )
-from tl_posgen.slash import slash_heads
 
 WIDTHS = (60, 80, 120)
 FRAMES = {
@@ -121,13 +120,12 @@ def test_the_table_is_shown_where_a_measures_sentences_fail(capsys, report, full
 
 @pytest.mark.longer
 def test_by_default_a_report_takes_few_lines_and_says_what_is_left_out(capsys, monkeypatch, report):
-    show = partial(print_measures, lead=slash_heads(report) if "slash" in report else None)
     for width in WIDTHS:
-        text = printed(capsys, monkeypatch, width, show, report)
+        text = printed(capsys, monkeypatch, width, print_measures, report)
         assert len(text.splitlines()) <= MOST_LINES
         assert max(map(len, text.splitlines())) <= width
         assert re.search(r"Not shown: .*\d+ tables; --full shows all\.$", text.strip())
-    whole = printed(capsys, monkeypatch, 120, partial(show, full=True), report)
+    whole = printed(capsys, monkeypatch, 120, partial(print_measures, full=True), report)
     assert len(whole.splitlines()) > 100
     assert not [sentence for sentence in report.findings() if sentence.split()[-1] not in whole]
 

@@ -99,7 +99,7 @@ def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why
     transfer = report["slash_transfer"]
     assert not transfer.measure.n_dominant(transfer.numbers, 0, "natural").value
     assert slash_heads(report).empty
-    assert report.lead().empty
+    assert report.leading_table() is None
     (sentence,) = result.findings()
     distances = ", ".join(map(str, range(n)))
     assert sentence.startswith(f"Slash-dominant at any of the distances {distances}, with kappa = 0.1: 0 of 16 heads ")

@@ -60,7 +60,7 @@ class _MeasureCommand:
             joined = resolve_name(self.join)(report) if self.join else report
             return Report({name: joined[name] for name in (*first, *report)}, report.provenance)
 
-        setup.measure(measured, setup.pretrained(), lead=Report.lead)
+        setup.measure(measured, setup.pretrained())
 
 
 COMMANDS = {

@@ -140,14 +140,13 @@ class Setup:
         subject: Any,
         *,
         show: Callable[..., None] | None = None,
-        lead: Any = None,
         keep: Any = None,
         **settings: Any,
     ) -> None:
         """Present what a function of the library finds of a subject and the text.
 
         Args:
-            show, lead: how its tables are printed, and the function of the report that makes the first.
+            show: how its tables are printed.
             keep: where finished parts are kept; if left out, in `out` until it is saved.
         """
         from tl_posgen.core.store import Parts
@@ -155,9 +154,9 @@ class Setup:
         cut, text = self.cut, self.words()
         with Parts(Path(self.out) / "parts") as parts:
             result = function(subject, text, keep=keep or parts, **settings, **cut)
-        self.present(result, show, parts=None if keep else parts, **({"lead": lead(result)} if lead else {}))
+        self.present(result, show, parts=None if keep else parts)
 
-    def present(self, result: Any, show: Callable[..., None] | None = None, *, parts: Any = None, **more: Any) -> None:
+    def present(self, result: Any, show: Callable[..., None] | None = None, *, parts: Any = None) -> None:
         """Save a report or one result in `out`, then write its page, then print its tables by `show`.
 
         Results that cannot be written are still shown. What another run has left in `out` while this one was at work
@@ -172,7 +171,7 @@ class Setup:
         from tl_posgen.report.terminal import print_measures
 
         report = result if isinstance(result, Report) else Report({result.name: result}, result.provenance)
-        show = partial(show or print_measures, full=self.full, **more)
+        show = partial(show or print_measures, full=self.full)
         try:
             try:
                 require_free(self.out, self.force or report.is_in(self.out))

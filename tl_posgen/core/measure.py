@@ -150,7 +150,6 @@ class Measure:
         by_head: kinds that draw a curve for every head; the page of more than 64 heads leaves them out.
         whole_model: kinds of figures that are of the whole model and not of single heads.
         legend: the meaning of the headings of `table`.
-        lead: "module:function" that makes of a report the table which stands first, in terminal and page.
         words: what sentences, tables and figures call the labels of a dim, such as "RoPE removed" for no_rope; see
             `in_words`.
         token_view: its token-level picture.
@@ -181,7 +180,6 @@ class Measure:
     by_head: ClassVar[frozenset[str]] = frozenset()
     whole_model: ClassVar[frozenset[str]] = frozenset()
     legend: ClassVar[str] = ""
-    lead: ClassVar[str] = ""
     words: ClassVar[Mapping[str, str]] = {}
     token_view: ClassVar[TokenView | None] = None
     caveats: ClassVar[Mapping[str, str]] = {}
@@ -307,6 +305,11 @@ class Measure:
 
     def table(self, numbers: "Numbers") -> pd.DataFrame | None:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
+        return None
+
+    def leading_table(self, report: Mapping[str, "Result"]) -> pd.DataFrame | None:
+        """Return the table that stands first in terminal and page where this measure is the first of the report; its
+        `attrs` hold a title and a legend."""
         return None
 
     def of_heads(self, data: xr.Dataset) -> xr.Dataset:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import chain, zip_longest
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, SupportsIndex
 
 import pandas as pd
@@ -216,11 +215,12 @@ class Report(Mapping[str, Result]):
             {name: (result.dataset, result.provenance) for name, result in self.items()}, self.provenance
         )
 
-    def lead(self) -> pd.DataFrame | None:
-        """Return the table that stands first, such as slash-dominant heads, titled in its `attrs`: that of the first
-        measure; None where it has none."""
-        maker = next((result.measure.lead for result in self.results.values()), "")
-        return resolve_name(maker)(self) if maker else None
+    def leading_table(self) -> pd.DataFrame | None:
+        """Return the table that stands first, such as slash-dominant heads: that of the first measure; None where it
+        has none, or no row."""
+        first = next(iter(self.results.values()), None)
+        table = None if first is None else first.measure.leading_table(self)
+        return None if table is None or table.empty else table
 
     def html(self) -> str:
         """Return the report as one page that opens with no network."""

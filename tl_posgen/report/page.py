@@ -82,7 +82,7 @@ def render_page(report: Report) -> str:
     cut = _of_the_text(results, provenance)
     remarks = " ".join([*also, *cut, *report.without_null()])
     words = {"title": title, "beside": remarks, "findings": findings}
-    if (lead := report.lead()) is not None and len(lead):
+    if (lead := report.leading_table()) is not None:
         words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 

@@ -45,15 +45,14 @@ def print_report(report: Report, *, full: bool = False) -> None:
     _print_blocks(partial(print_heads, report=report), other_results, report, full)
 
 
-def print_measures(report: Report, *, full: bool = False, lead: pd.DataFrame | None = None) -> None:
-    """Print up to three sentences, the table `lead` or that of the first result, and how much is left out.
+def print_measures(report: Report, *, full: bool = False) -> None:
+    """Print up to three sentences, the leading table or that of the first result, and how much is left out.
 
     Args:
         full: print all sentences, and one table per result with those of its null models below it.
-        lead: a frame whose `attrs` hold its title and its legend.
     """
     results, first = list(report.values()), None
-    if lead is not None and len(lead):
+    if (lead := report.leading_table()) is not None:
         heading, legend = (lead.attrs.get(name, "") for name in ("title", "legend"))
         first = lambda console, most=None: print_frame(console, lead, heading, legend, most)  # noqa: E731
     elif not full and (first_result := next(filter(_has_table, results), None)) is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 import xarray as xr
@@ -13,6 +14,7 @@ from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Threshold
+from tl_posgen.core.result import Result
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
 from tl_posgen.report.figures import line
@@ -103,7 +105,6 @@ class Slash(Dominance):
         ),
         "r1": Variable.share("r1 of Q and K", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD)),
     }
-    lead = "tl_posgen.slash.slash_heads:slash_heads"
     figures = {
         "map": head_map(
             "slash_score",
@@ -155,6 +156,11 @@ class Slash(Dominance):
         n_long = (long["score"] >= thresholds(self.kappa_long, long["uniform"])).sum("distance")
         data["n_long"] = where_measured(n_long.transpose(*PER_HEAD), data["score"])
         return data
+
+    def leading_table(self, report: Mapping[str, Result]) -> pd.DataFrame:
+        from tl_posgen.slash.slash_heads import slash_heads  # which finds heads by this measure
+
+        return slash_heads(report)
 
     def findings(self, numbers: Numbers) -> list[str]:
         n = numbers.number(numbers.array("dominant").any("short_distance").sum(HEAD))
