@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, or_lacking
+from tl_posgen.claims.judging import Claim, Criterion, Group, or_lacking
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, WITHOUT_FIRST
 from tl_posgen.core.numbers import Numbers
@@ -61,7 +61,7 @@ def _band(plane_use: Result, held: float) -> list[Group]:
     away = profile["plane"] - profile.fillna(-1).idxmax("plane")
     of_band, of_slower = (profile.where(mask).mean("plane") * n_planes for mask in (abs(away) <= step, away > step))
     band = Criterion.of("the longest band, x uniform", numbers.number(of_band), held, otherwise="partly")
-    slower = Criterion.of("slower planes", numbers.number(of_slower), 1.0, sign=-1, **ALONE)
+    slower = Criterion.without_nulls("slower planes", numbers.number(of_slower), 1.0, sign=-1)
     return [Group.of(band.holds and slower.holds, band.value > slower.value, [band, slower])]
 
 
@@ -81,7 +81,12 @@ def _half_turn(plane_use: Result, **at: float) -> list[Group]:
         quantity = f"heads at the half-turn plane of {context:,} tokens"
         criteria.append(Criterion.of(quantity, share, **at, beyond=beyond))
     best, *other_contexts = sorted(criteria, key=lambda criterion: -np.nan_to_num(criterion.value))
-    return [Group(best.verdict, [best, *(replace(criterion, partly=None, **ALONE) for criterion in other_contexts)])]
+    return [
+        Group(
+            best.verdict,
+            [best, *(replace(criterion, partly=None, beyond=None, end=None) for criterion in other_contexts)],
+        )
+    ]
 
 
 def _massive(plane_use: Result, a_head: float, times: float) -> list[Group]:
@@ -93,7 +98,7 @@ def _massive(plane_use: Result, a_head: float, times: float) -> list[Group]:
     ]
     least = min(q.value, k.value)
     is_held = least >= a_head and least >= times * v.value
-    return [Group.of(is_held, least > v.value, [*of_qk, Criterion.of("v", v, **ALONE)])]
+    return [Group.of(is_held, least > v.value, [*of_qk, Criterion.beside("v", v)])]
 
 
 def _no_massive(plane_use: Result) -> str:
@@ -114,9 +119,9 @@ def _contextual(recall: Result, lost: float, little: float, rise: float, partly:
     falls, rises = numbers.measure.falls(numbers), numbers.measure.rises(numbers)
     at_mean, of_another = falls["largest at mean"], falls["another at mean"]
     fall = Criterion.of("recall falls with the largest coordinate at its mean", at_mean, lost, otherwise="partly")
-    with_another = Criterion.of("with another", of_another, little, sign=-1, **ALONE)
-    text = Criterion.of("text rises by", rises["largest at mean"], rise, sign=-1, **ALONE)
-    at_zero = Criterion.of("recall falls with it at zero", falls["largest at zero"], **ALONE)
+    with_another = Criterion.without_nulls("with another", of_another, little, sign=-1)
+    text = Criterion.without_nulls("text rises by", rises["largest at mean"], rise, sign=-1)
+    at_zero = Criterion.beside("recall falls with it at zero", falls["largest at zero"])
     is_part = at_mean.value >= partly and at_mean.value >= times * of_another.value
     return [Group.of(fall.holds and with_another.holds and text.holds, is_part, [fall, with_another, text, at_zero])]
 
@@ -138,8 +143,8 @@ def _slow_for_recall(recall: Result, lost: float, little: float) -> list[Group]:
     drawn = [fall for name, fall in falls.items() if name.startswith(DRAWN)]
     worst = max(drawn, key=lambda fall: fall.value)
     slow = Criterion.of("recall falls without the slowest planes", falls[SLOWEST], lost, otherwise="partly")
-    random = Criterion.of("without random ones, at most", worst, little, sign=-1, **ALONE)
-    control = Criterion.of("in control heads", falls[CONTROL], little, sign=-1, **ALONE)
+    random = Criterion.without_nulls("without random ones, at most", worst, little, sign=-1)
+    control = Criterion.without_nulls("in control heads", falls[CONTROL], little, sign=-1)
     is_held = slow.holds and random.holds and control.holds
     return [Group.of(is_held, slow.value > max(random.value, control.value), [slow, random, control])]
 
@@ -147,7 +152,7 @@ def _slow_for_recall(recall: Result, lost: float, little: float) -> list[Group]:
 def _fast_for_recall(recall: Result, little: float, part: float) -> list[Group]:
     numbers = recall.numbers
     falls = numbers.measure.falls(numbers)
-    fast = Criterion.of("recall falls without the fastest planes", falls[FASTEST], little, sign=-1, **ALONE)
+    fast = Criterion.without_nulls("recall falls without the fastest planes", falls[FASTEST], little, sign=-1)
     slow = Criterion.of("without the slowest", falls[SLOWEST], otherwise="held")
     return [Group.of(fast.holds, fast.value <= part * slow.value, [fast, slow])]
 
@@ -215,11 +220,11 @@ def _sinks_by_angle(plane_use: Result, above: float) -> list[Group]:
     heads = _sinks(numbers)
     share = numbers.number(heads.where(numbers.array("sink").notnull()))
     length, cosine = (numbers.number(_mean_of(numbers.array(name), heads)) for name in ("first_length", "first_cosine"))
-    shorter = Criterion.of("|k_0| / E|k| in sink heads", length, 1.0, sign=-1, **ALONE)
+    shorter = Criterion.without_nulls("|k_0| / E|k| in sink heads", length, 1.0, sign=-1)
     angle = Criterion.of(
         "cosine with q above other keys'", cosine, above, beyond=or_lacking(cosine.by_null), otherwise="detectable"
     )
-    sinks = Criterion.of("sink heads", share, **ALONE)
+    sinks = Criterion.beside("sink heads", share)
     return [Group.of(shorter.holds and angle.holds, angle.holds, [angle, shorter, sinks])]
 
 
@@ -253,7 +258,7 @@ def _frozen_quarters(plane_cost: Result, _: Result, slowest: float, fastest: flo
     rises = numbers.measure.rises(numbers)
     of_fast = rises["freeze fastest quarter"]
     fast = Criterion.of("rise with the fastest quarter frozen", of_fast, fastest, otherwise="partly")
-    slow = Criterion.of("with the slowest", rises["freeze slowest quarter"], slowest, sign=-1, **ALONE)
+    slow = Criterion.without_nulls("with the slowest", rises["freeze slowest quarter"], slowest, sign=-1)
     return [Group.of(fast.holds and slow.holds, slow.value <= part * fast.value, [fast, slow])]
 
 
@@ -276,7 +281,7 @@ def _hardly_turns(plane_cost: Result, plane_use: Result) -> str:
 def _base(plane_use: Result, held: float) -> list[Criterion]:
     numbers = plane_use.numbers
     share = numbers.number((numbers.array("first_negative") / numbers.array("reach")).min("layer"))
-    return [Criterion.of("first negative sum of cosines, over L", share, held, **ALONE)]
+    return [Criterion.without_nulls("first negative sum of cosines, over L", share, held)]
 
 
 FREQUENCY: Sequence[Claim] = [

@@ -18,7 +18,6 @@ from tl_posgen.core.result import Result
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 
 Verdict = Literal["held", "partly", "detectable", "not held", "open"]  # detectable: beyond chance, and small
-ALONE: Mapping[str, Any] = {"beyond": None, "end": None}  # of a number that is not itself held against nulls
 _BY_ITSELF = {  # measures that one model and one text do not give -> where they come from
     "emergence": "its checkpoints of training were not given (checkpoints=, --checkpoints)",
     "coupling_scores": "one model has no correlation with a score; `tl-posgen coupling-scores` takes a table of many",
@@ -84,6 +83,16 @@ class Criterion:
         """Return the criterion of a number whose interval has to lie beyond each of its nulls, all kinds."""
         end = number.high if fields.get("sign") == -1 else number.low
         return cls(quantity, number.value, held, **{"beyond": number.by_null, "end": end, "number": number, **fields})
+
+    @classmethod
+    def without_nulls(cls, quantity: str, number: Number, held: float | None = None, **fields: Any) -> "Criterion":
+        """Return the criterion of a number that thresholds alone decide."""
+        return cls.of(quantity, number, held, beyond=None, end=None, **fields)
+
+    @classmethod
+    def beside(cls, quantity: str, number: Number, **fields: Any) -> "Criterion":
+        """Return a number that stands beside criteria and decides nothing, unless it is not defined."""
+        return cls.without_nulls(quantity, number, otherwise="held", **fields)
 
     @classmethod
     def of_end(cls, quantity: str, number: Number, held: float, end: str = "low", **fields: Any) -> "Criterion":

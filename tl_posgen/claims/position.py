@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, or_lacking
+from tl_posgen.claims.judging import Claim, Criterion, Group, or_lacking
 from tl_posgen.claims.over_training import fewer_steps
 from tl_posgen.core.measure import WITHOUT_FIRST
 from tl_posgen.core.result import Result
@@ -26,9 +26,7 @@ _LEFT = {"share": "variance within rows that the fit leaves", "top_share": "of t
 
 def _additive(variance: Result, **at: float) -> list[Criterion | Group]:
     """Return the criterion of r of what softmax sees, and r over all scores, which decides nothing."""
-    over_all = Criterion.of(
-        "over all scores", variance.numbers("additive_r_of_scores"), otherwise="held", digits=3, **ALONE
-    )
+    over_all = Criterion.beside("over all scores", variance.numbers("additive_r_of_scores"), digits=3)
     return [*_where_rotated(variance, "additive r", "additive_r", at), over_all]
 
 
@@ -50,7 +48,7 @@ def _recovered(substitution: Result, condition: str = "query_profile", **at: Any
         Criterion.of(quantity, share, beyond=or_lacking(share.by_null), otherwise="held")
         for quantity, share in shares.items()
     ]
-    worth = Criterion.of("nats that attention is worth", numbers.measure.worth(numbers), otherwise="held", **ALONE)
+    worth = Criterion.beside("nats that attention is worth", numbers.measure.worth(numbers))
     return [Criterion("least share", least, **at), *of_shares, worth]
 
 
@@ -58,7 +56,7 @@ def _recovered_at_sinks(substitution: Result, **at: float) -> list[Criterion]:
     """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
     numbers = substitution.numbers
     control = numbers.measure.recovered(numbers)[AT_RANDOM]
-    with_random_keys = Criterion.of("share of the loss with random keys", control, otherwise="held", **ALONE)
+    with_random_keys = Criterion.beside("share of the loss with random keys", control)
     return [*_recovered(substitution, AT_SINKS["query_profile"], **at), with_random_keys]
 
 
@@ -84,12 +82,12 @@ def _order(perturbation: Result, hardly: float, apart: float) -> list[Group]:
     if not set(_MOVED) <= set(numbers.data["condition"].values):
         return [Group("open", name="not all of words, index and features were moved")]
     at_few, at_more, at_many = (numbers("change", condition="words", ratio=ratio) for ratio in (few, above, many))
-    few_moved = Criterion.of(f"words at {few:.0%}", at_few, hardly, sign=-1, **ALONE)
-    more = [Criterion.of(f"words at {above:.0%}", at_more, otherwise="held", **ALONE)] if above < many else []
+    few_moved = Criterion.without_nulls(f"words at {few:.0%}", at_few, hardly, sign=-1)
+    more = [Criterion.beside(f"words at {above:.0%}", at_more)] if above < many else []
     matters = Criterion.of(f"words at {many:.0%}", at_many, otherwise="held")
     index, features = (numbers("change", condition=condition, ratio=many) for condition in _MOVED[1:])
     index_and_features = [
-        Criterion.of(f"{name} at {many:.0%}", change, otherwise="held", **ALONE)
+        Criterion.beside(f"{name} at {many:.0%}", change)
         for name, change in {"index": index, "features": features}.items()
     ]
     difference = abs(index.value - features.value) / (max(abs(index.value), abs(features.value)) or 1.0)
@@ -133,15 +131,15 @@ def _beyond(length_extrapolation: Result, inside: float) -> list[Group]:
         measure.beyond(numbers, condition)["within_noise"] for condition in ("lm_infinite", "unchanged")
     )
     gains = {kind: np.subtract(shares, unchanged.by_null[kind]).tolist() for kind, shares in windowed.by_null.items()}
-    of_windowed = Criterion.of("heads within noise with LM-Infinite", windowed, inside, **ALONE)
-    of_unchanged = Criterion.of("unchanged", unchanged, inside, **ALONE)
+    of_windowed = Criterion.without_nulls("heads within noise with LM-Infinite", windowed, inside)
+    of_unchanged = Criterion.without_nulls("unchanged", unchanged, inside)
     more = Criterion("more with LM-Infinite", windowed.value - unchanged.value, beyond=gains, otherwise="held")
     return [Group.of(of_windowed.holds and not of_unchanged.holds, more.value > 0, [of_windowed, of_unchanged, more])]
 
 
 def _split_over_training(emergence: Result) -> list[Group]:
     over = emergence.measure.at_steps(emergence.numbers, "three_axis_r_within_rows")
-    return [Group("open", [Criterion.of(f"r within rows at step {step}", r, **ALONE) for step, r in over.items()])]
+    return [Group("open", [Criterion.beside(f"r within rows at step {step}", r) for step, r in over.items()])]
 
 
 POSITION = [
@@ -162,9 +160,7 @@ POSITION = [
         ("three_axis", "mean_key"),
         lambda three_axis, mean_key, **at: [
             Criterion.of("r", three_axis.numbers("r", **WITHOUT_FIRST), **at, digits=3),
-            Criterion.of(
-                "mean-key split's r", mean_key.numbers("r", **WITHOUT_FIRST), otherwise="held", digits=3, **ALONE
-            ),
+            Criterion.beside("mean-key split's r", mean_key.numbers("r", **WITHOUT_FIRST), digits=3),
         ],
         thresholds=_CLOSE,
     ),
@@ -250,7 +246,7 @@ POSITION = [
             Group(
                 "open",
                 [
-                    Criterion.of(quantity, residual.numbers(name, **WITHOUT_FIRST), **ALONE)
+                    Criterion.beside(quantity, residual.numbers(name, **WITHOUT_FIRST))
                     for name, quantity in _LEFT.items()
                 ],
             )

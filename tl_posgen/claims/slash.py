@@ -4,11 +4,12 @@ against each."""
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import numpy as np
 
-from tl_posgen.claims.judging import ALONE, Claim, Criterion, Group, Verdict, or_lacking
+from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, or_lacking
 from tl_posgen.core.formatting import counted, in_ranges
 from tl_posgen.core.measure import ENDS, HEAD, WITHOUT_FIRST
 from tl_posgen.core.number import Number
@@ -33,13 +34,9 @@ def _transfer(slash_transfer: Result, fewest: int, **decides: float) -> list[Cri
     r = {at: measure.correlation(numbers, at) for at, n in heads.items() if n}
     r = {at: number for at, number in r.items() if heads[at] >= fewest or not np.isnan(number.value)}
     few = [at for at in r if heads[at] < fewest]
-    decides_nothing = {"otherwise": "held", **ALONE}
     criteria: list[Criterion | Group] = [
-        Criterion.of(
-            f"r at D = {at}",
-            number,
-            basis=counted(heads[at], "dominant head"),
-            **(decides_nothing if at in few else decides),
+        (Criterion.beside if at in few else partial(Criterion.of, **decides))(
+            f"r at D = {at}", number, basis=counted(heads[at], "dominant head")
         )
         for at, number in r.items()
     ]
@@ -81,15 +78,13 @@ def _ranks(cone: Result, **at: float) -> list[Criterion]:
     numbers, name = cone.numbers, "r1_without_bias"
     dominant = {side: group_mean(numbers, "r1", "dominant", side=side) for side in "qk"}
     of_nulls = [
-        Criterion.of(
-            f"r1 of {side.upper()} beside dominant heads of null models", r1, otherwise="held", digits=3, **ALONE
-        )
+        Criterion.beside(f"r1 of {side.upper()} beside dominant heads of null models", r1, digits=3)
         for side, r1 in dominant.items()
         if not np.isnan([value for values in r1.by_null.values() for value in values]).all()
     ]
     without = {side: group_mean(numbers, name, "dominant", side=side) for side in ("qk" if name in numbers else "")}
     without_biases = [
-        Criterion.of(f"r1 of {side.upper()} without biases", r1, otherwise="held", digits=3, **ALONE)
+        Criterion.beside(f"r1 of {side.upper()} without biases", r1, digits=3)
         for side, r1 in without.items()
         if not math.isnan(r1.value)  # a layer without biases
     ]
@@ -99,12 +94,12 @@ def _ranks(cone: Result, **at: float) -> list[Criterion]:
 def _parts_of_inputs(cone: Result, axis: float, partly: float, others: float) -> list[Group]:
     numbers, ratio = cone.numbers, cone.measure.ratio_above_no_inputs
     difference = ratio(numbers, INPUTS[1], less=INPUTS[2])
-    alone = Criterion.of("axis alone", ratio(numbers, INPUTS[1]), axis, partly=partly, **ALONE)
-    rest = Criterion.of("the rest", ratio(numbers, INPUTS[2]), others, sign=-1, **ALONE)
+    alone = Criterion.without_nulls("axis alone", ratio(numbers, INPUTS[1]), axis, partly=partly)
+    rest = Criterion.without_nulls("the rest", ratio(numbers, INPUTS[2]), others, sign=-1)
     beyond = or_lacking(difference.by_null)
     more = Criterion.of("more than the rest", difference, beyond=beyond, otherwise="held")
     has_biases, of_biases = "bias only" in numbers.data["input"].values, cone.measure.ratio_of_biases(numbers)
-    by_biases = [Criterion.of("biases without inputs", of_biases, otherwise="held", **ALONE)] if has_biases else []
+    by_biases = [Criterion.beside("biases without inputs", of_biases)] if has_biases else []
     is_part = alone.verdict != "not held" and more.value > 0
     return [Group.of(alone.holds and rest.holds, is_part, [alone, rest, more, *by_biases])]
 
@@ -126,11 +121,11 @@ def _bands(band_ablation: Result, kept: float, low_alone: float, lost: float, pa
         arrays = [left.sel(condition=name, drop=True) for name in names]
         of_others = (arrays[0] + arrays[1]) / 2
         high, medium, low = (
-            Criterion.of(f"without {band}", numbers.number(array), kept, **ALONE)
+            Criterion.without_nulls(f"without {band}", numbers.number(array), kept)
             for band, array in zip(BANDS, arrays, strict=True)
         )
         on_low = numbers.number(left.sel(condition=f"keep low, {scheme}", drop=True))
-        alone = Criterion.of("low alone", on_low, low_alone, sign=-1, **ALONE)
+        alone = Criterion.without_nulls("low alone", on_low, low_alone, sign=-1)
         more = Criterion.of(
             "more without low than without others", numbers.number(arrays[2] - of_others), otherwise="held"
         )
