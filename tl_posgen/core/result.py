@@ -13,11 +13,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from tl_posgen.core.caveats import of_dataset, of_provenance, restrictions
 from tl_posgen.core.files import results_bytes, write_whole
-from tl_posgen.core.formatting import about_metric, counted, known_by, prompts_in_words
+from tl_posgen.core.formatting import about_metric, counted, prompts_in_words
 from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.numbers import MOST_LABELS, SAMPLE_DIMS, TRAINED, Numbers, at_labels, by_dim, mean_of, one_side
 from tl_posgen.core.options import Count, Whole, refusal
+from tl_posgen.core.ranking import others_last, random_control, ranked_heads
 from tl_posgen.core.views import view
 from tl_posgen.errors import InputError
 from tl_posgen.models.provenance import SAME_WEIGHTS
@@ -127,46 +129,14 @@ class Result:
     @cached_property
     def caveat(self) -> str | None:
         """Restriction of the measure for the model's encoding; None without one."""
-        caveats, encodings = self.measure.caveats, self.encodings
-        restrictions = [
-            f"{known_by(encoding, encodings)}: {caveats[encoding]}" for encoding in encodings if encoding in caveats
-        ]
-        return f"{self.name}: {' '.join(restrictions)}" if restrictions else None
+        words = restrictions(self.measure.caveats, self.encodings)
+        return f"{self.name}: {words}" if words else None
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
-        attrs, warnings = self.dataset.attrs, []
-        edited, patterns = (  # a file gives them back as an array or a single number
-            ", ".join(str(int(layer)) for layer in np.atleast_1d(attrs.get(name, [])))
-            for name in ("edited_layers", "edited_patterns")
-        )
-        if edited:
-            warnings.append(f"measured from scores that are not those of q and k, in layer {edited}. {attrs['edited']}")
-        if patterns:
-            warnings.append(
-                f"measured from patterns that are not the softmax of the scores, in layer {patterns}: hooks edit them, "
-                "or the model's attention is more than softmax."
-            )
-        if attrs.get("unproved"):
-            warnings.append(
-                "recomputed from cached q and k, and not compared with the scores that the pass used: "
-                "the cache holds neither hook_attn_scores nor hook_pattern."
-            )
-        if hooks := self.provenance.get("fwd_hooks"):
-            warnings.append(f"measured under hooks, the null models too: {', '.join(hooks)}.")
-        if self.metric and any("loss" in variable.label for variable in self.measure.variables.values()):
-            warnings.append(
-                f"in the place of the loss stands the metric {self.metric}, in its own unit; shares recovered, cost "
-                "and harm take higher as worse, so give its negative where lower is worse."
-            )
-        if repeated := self.provenance.get("repeated"):
-            warnings.append(
-                f"{repeated:.0%} of what the prompts say stands in another prompt too, so that intervals over prompts "
-                "are too narrow; give a text that does not repeat."
-            )
-        if beyond := self.provenance.get("beyond_context"):
-            warnings.append("measured on prompts of up to {} tokens, beyond the model's context of {}.".format(*beyond))
+        has_loss = any("loss" in variable.label for variable in self.measure.variables.values())
+        warnings = [*of_dataset(self.dataset.attrs), *of_provenance(self.provenance, has_loss=has_loss)]
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
             warnings.append("the random init has the model's own weights, so the two cannot differ.")
         return warnings
@@ -315,41 +285,13 @@ class Result:
         for name, value, kind in (("top", top, Count), ("lowest", lowest, bool), ("random", random, Whole)):
             if value is not None and (wanted := refusal(value, kind)):
                 raise InputError(f"{name} = {value!r}: give {wanted}")
-        variables = self.measure.variables
-        names = [name for name in variables if name in self.trained] + [n for n in self.trained if n not in variables]
-        per_head = [str(name) for name in names if set(HEAD) <= set(self.trained[name].dims)]
-        headlines = [name for name, variable in variables.items() if name in per_head and variable.headline]
-        numbers = self.trained["number"].values.tolist() if "number" in self.trained.coords else []
-        if "quantity" in self.trained and by not in (*numbers, *per_head):  # of one number, its measure's own name
-            same = [number for number, name in zip(numbers, self.trained["quantity"].values, strict=True) if name == by]
-            by = same[0] if len(same) == 1 else by
-        if per_head and (by in numbers or (by is None and numbers and "number" not in labels)):
-            by, labels = per_head[0], {"number": by or numbers[0], **labels}
-        by = wanted = by or next(iter(headlines or per_head), "")
-        if by not in per_head:
-            by = next((name for name in headlines if variables[name].headline == by), by)
-        if by not in per_head:
-            there = ("; ".join(numbers) or ", ".join(per_head)) if per_head else "nothing"
-            raise InputError(f"by={by!r}: {self.name} has, per head, {there}")
-        labels = {"end": ENDS[0], **labels} if "end" in self.trained[by].dims else labels
-        of_model, shown_with = Numbers(self.measure, self.trained), variables[by].shown_with if by in variables else ""
-        if more := [str(dim) for dim in of_model.array(by, **labels).dims if dim not in HEAD]:
-            there = "; ".join(map(str, self.trained[by][more[0]].values[:MOST_LABELS]))
-            raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=, one of {there}")
-        columns = [by, shown_with] if shown_with in per_head else [by]
-        frame = pd.DataFrame({name: of_model.array(name, **labels).transpose(*HEAD).to_series() for name in columns})
-        frame = frame.dropna(subset=by).astype({by: float})
-        frame = frame.sort_values(by, ascending=lowest, kind="stable").reset_index()[[*HEAD, *columns]]
+        if other_than is not None and random is None:
+            raise InputError("other_than is of a control: give random=, a seed, too")
+        frame, variables = ranked_heads(self.measure, self.trained, by, labels, lowest=lowest)
         if other_than is not None:
-            if random is None:
-                raise InputError("other_than is of a control: give random=, a seed, too")
-            pairs = {*named_heads(other_than)}
-            is_one = [pair in pairs for pair in frame[[*HEAD]].itertuples(index=False, name=None)]
-            frame, top = pd.concat([frame[is_one], frame[np.logical_not(is_one)]]), sum(is_one)
-        frame = frame.rename(columns={by: wanted})
-        chosen = frame if random is None else _random_control(frame, len(frame) if top is None else top, random)
-        names = {wanted if name == by else name: name for name in columns}
-        return self._with_whole(chosen.head(top or len(chosen)), names)
+            frame, top = others_last(frame, named_heads(other_than))
+        chosen = frame if random is None else random_control(frame, len(frame) if top is None else top, random)
+        return self._with_whole(chosen.head(top or len(chosen)), variables)
 
     def as_summary(self) -> list[dict[str, Any]]:
         """Return its part of summary.json: every number of few labels, with its interval and random inits."""
@@ -515,15 +457,3 @@ def columns_of(
         ]
         scalars = [name for name, coord in column.coords.items() if not coord.ndim]
         yield [label for label in labels if label not in ("", TOKENS[0])], column.drop_vars(scalars)
-
-
-def _random_control(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
-    """Return n rows behind the first n at random, of the same layers where these have others."""
-    first, candidates = frame.iloc[:n], frame.iloc[n:]
-    if len(candidates) < n:
-        raise InputError(f"random: beside the {n} heads there are {len(candidates)} others; give a smaller top")
-    order = candidates.iloc[np.random.default_rng(seed).permutation(len(candidates))]
-    wanted = first["layer"].value_counts()
-    place = order.groupby("layer").cumcount()  # in its layer, in random order
-    is_alike = (place < order["layer"].map(wanted).fillna(0)).to_numpy()
-    return pd.concat([order[is_alike], order[~is_alike]]).head(n).reset_index(drop=True)
