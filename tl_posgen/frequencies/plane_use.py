@@ -70,7 +70,8 @@ class PlaneUse(Measure):
 
     The longest plane of a head is that with the largest C among those that turn; it is partial where it makes less than
     a turn in L, and at the half-turn plane, the fastest that makes at most half a turn, where it is within a step of it
-    (1 plane, or P / 32 of P). In a layer with a window L is the window. Frequencies are those in force: of scaled RoPE
+    (1 plane, or P / 32 of P). Such shares of heads jump, and their intervals are too narrow. In a layer with a window L
+    is the window. Frequencies are those in force: of scaled RoPE
     the scaled ones, and then there may be two contexts, before and after. The unrotated rest of partial rotary is
     planes that do not turn: they count in C and are never the longest.
 

@@ -7,6 +7,9 @@
    of an estimate from few prompts; of a mean over prompts that is Student's interval (`mean_interval`).
 3. An interval holds its value, and is cut at the bounds of the quantity (`_within_bounds`).
 
+A share of heads that a maximum chooses jumps where a prompt changes the maximum of a head: its interval holds the truth
+.75 to .98 of the time, not .95.
+
 Measured in benchmarks/intervals.py: scales on which the bounds lie at infinity (Fisher's z, the logit) hold the truth
 no more often than cutting does, less often near a bound, and their ends run away where a value lies close to one.
 """
