@@ -285,7 +285,8 @@ def test_layers_are_named_where_the_answer_changes_with_depth():
     r.loc[{"init": ["0", "1", "shuffled 0"], "layer": [0]}] = 0.4
     own = Numbers(Judged(), r.to_dataset(name="r"))
     assert own.layers_not_above("r") == "; not above random init in layers 1 to 4; not above shuffled in layers 1 to 4"
-    assert [one.value for one in own.by_null["shuffled"].along(own.array("r"), "layer")] == [0.4, 0.5, 0.5, 0.5, 0.5]
+    shuffled = own.by_null["shuffled"].along(own.array("r"), "layer")
+    assert {layer: number.value for layer, number in shuffled.items()} == {0: 0.4, 1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(0, 4))

@@ -209,12 +209,12 @@ class Gap(Interventions):
     def _bracket(self, numbers: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
         """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
         first at which it is surely above: by its 95% interval, by its value where prompts are too few for one."""
-        gaps, ends = numbers.data["gap"].values.tolist(), {}
+        ends = {}
         for condition in numbers.data["condition"].values:
             at_gaps = numbers.along(excess.sel(condition=condition), "gap")
-            lower = [number.value if math.isnan(number.low) else number.low for number in at_gaps]
-            upper = [number.value if math.isnan(number.high) else number.high for number in at_gaps]
-            ends[str(condition)] = last_surely_below(gaps, upper), first_surely_above(gaps, lower)
+            lower = [number.value if math.isnan(number.low) else number.low for number in at_gaps.values()]
+            upper = [number.value if math.isnan(number.high) else number.high for number in at_gaps.values()]
+            ends[str(condition)] = last_surely_below([*at_gaps], upper), first_surely_above([*at_gaps], lower)
         return ends
 
     def findings(self, numbers: Numbers) -> list[str]:
@@ -253,8 +253,8 @@ class Gap(Interventions):
         of_copy, of_text = (
             self._bracket(numbers, excess) for excess in (self._excess_of_copy(numbers), self._excess_of_text(numbers))
         )
-        for (name, (reads, lost)), change in zip(of_copy.items(), changes, strict=True):
-            harmless, harm = of_text[name]
+        for name, change in changes.items():
+            (reads, lost), (harmless, harm) = of_copy[name], of_text[name]
             text, copy = (numbers("loss", condition=name, task=task, gap=gap).value for task in TASKS)
             row = {"condition": name, "near": numbers("loss", condition=name, task="text", gap=gaps[0]).value}
             row |= {"text": text, "alone": alone, "change": change.value, "low": change.low, "high": change.high}

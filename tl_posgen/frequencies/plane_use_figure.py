@@ -73,7 +73,7 @@ def draw_plane_use(result: Any) -> go.Figure:
         hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<br>%{y:.2f} x uniform<extra></extra>"}
         panels.add(number, go.Bar(x=x, y=value, name="mean over heads", **look, **hover))
         for kind, null in numbers.by_null.items():
-            y = [mean.value for mean in null.along(use, "plane")]
+            y = [mean.value for mean in null.along(use, "plane").values()]
             panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
         panels.add(number, _marks_of_heads(data, use, turns))
         for place, named_cost in enumerate(costs.items()):

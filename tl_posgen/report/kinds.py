@@ -66,13 +66,13 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             )
             bounds = None if callable(variable) else numbers.bounds_of(variable)
             nulls = {
-                kind: [number.value for number in null.along(array, along)] for kind, null in numbers.by_null.items()
+                kind: [number.value for number in null.along(array, along).values()]
+                for kind, null in numbers.by_null.items()
             }
             defined = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
             at_places = numbers.along(array, along, bounds)
-            ends = [[getattr(number, end) for number in at_places] for end in ENDS]
-            at, look = array[along].values.tolist(), (colours[name], symbols[name])
-            yield _Drawn(panel, at, name, *look, np.array(ends), defined)
+            ends = [[getattr(number, end) for number in at_places.values()] for end in ENDS]
+            yield _Drawn(panel, [*at_places], name, colours[name], symbols[name], np.array(ends), defined)
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *notes: str) -> go.Figure:

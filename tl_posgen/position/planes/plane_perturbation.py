@@ -265,7 +265,7 @@ class PlanePerturbation(Interventions):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         control = numbers.along(self.rise_of(numbers, "control"), "condition")
-        return super().table(numbers).assign(control=[rise.value for rise in control])
+        return super().table(numbers).assign(control=[rise.value for rise in control.values()])
 
 
 def _third(band: str) -> Callable[[Rope], Tensor]:

@@ -312,5 +312,5 @@ class Substitution(Interventions):
             name: numbers.along(numbers.array(name, condition=None), "condition") for name in ("r", "attention_kl")
         }
         frame = super().table(numbers).drop(columns=["rise", "low", "high"])
-        frame = frame.assign(**{name: [number.value for number in column] for name, column in columns.items()})
+        frame = frame.assign(**{name: [number.value for number in column.values()] for name, column in columns.items()})
         return frame.sort_values("condition", key=lambda names: ~names.isin(_ON_TOP), kind="stable", ignore_index=True)
