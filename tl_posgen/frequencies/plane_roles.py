@@ -116,7 +116,7 @@ class PlaneRoles(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry, n = layer.geometry, layer.length
-        rope, scale, reach = geometry.rope, geometry.scale, min(n, geometry.window or n)
+        rope, scale, reach = geometry.rope, geometry.scale, geometry.reach(n)
         if not rope.rotary_dim or n < SETTLED + 2 or reach <= NEAR[-1] + N_NEXT:
             return {}
         z = [complex_planes(double(x), rope) for x in (layer.q, layer.k)]

@@ -235,7 +235,7 @@ class PlaneUse(Measure):
             theta = complex_frequencies(rope, d_head).cpu()
             z = torch.view_as_complex(mean["mean"].contiguous())
             longest = longest_plane(mean["magnitude"], z, theta > 0)
-            reach = torch.tensor([min(n, geometry.window or n) for n in self.contexts], dtype=DOUBLE)
+            reach = torch.tensor([geometry.reach(n) for n in self.contexts], dtype=DOUBLE)
             half = torch.tensor(
                 [torch.nan if (plane := half_turn_plane(theta, n)) is None else plane for n in reach.tolist()],
                 dtype=DOUBLE,

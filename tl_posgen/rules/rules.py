@@ -165,7 +165,7 @@ def _ranks_by(
         return drawn_scores(geometry.layer * geometry.n_heads + heads, q.shape[1], k.shape[1], seed)
     calibrated, means = calibration
     places, n = [calibrated.index(head) for head in capture.heads], means.n_distances
-    means = Means(means.q[places], means.k[places], min(n, geometry.window or n))
+    means = Means(means.q[places], means.k[places], geometry.reach(n))
     bias = geometry.distance_bias(distances_of(q.shape[1], k.shape[1], q.device).to(q.dtype), capture.heads)
     return rule_scores(cast(Rule, rule), q, k, means, geometry.rope, geometry.scale, bias)
 

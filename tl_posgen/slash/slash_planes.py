@@ -146,7 +146,7 @@ class SlashPlanes(Dominance):
             q, k, n = layer.q[:, first:], layer.k[:, first:], layer.length - first
             score = measured.score[first, :, :n]
             planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
-            reached = [distance for distance in distances if distance < min(n, geometry.window or n)]
+            reached = [distance for distance in distances if distance < geometry.reach(n)]
             chosen = planes.new_full((*planes.shape[:2], len(distances) + 1), torch.nan)
             chosen[..., : len(reached)] = planes[..., reached]
             best = score[:, : max(1, n // 2)].argmax(-1)

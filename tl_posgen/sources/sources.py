@@ -205,7 +205,7 @@ class Sources(Measure):
         """Return the spread of u(d) over the distances of the prompts of these sums, as in `variance`."""
         (geometry, _), moments = sums.layers[layer], sums.by_layer(f"moments {tokens}")[layer]
         n = self.n_distances or max(sums.lengths.values())
-        return weighted_spread(*turning(moments, geometry.rope, min(n, geometry.window or n), self.weights))
+        return weighted_spread(*turning(moments, geometry.rope, geometry.reach(n), self.weights))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         last_first = (

@@ -131,7 +131,7 @@ class BiasPairs(Measure):
         n, layer_shares = self.n_distances or max(sums.lengths.values()), {}
         for layer, (geometry, _) in sums.layers.items():
             (bias_q, bias_k), values = sums.by_layer("biases")[layer].value, []
-            reach, rope, scale = min(n, geometry.window or n), geometry.rope, geometry.scale
+            reach, rope, scale = geometry.reach(n), geometry.rope, geometry.scale
             for tokens in TOKENS:
                 moments = sums.by_layer(tokens)[layer]
                 shares = vars(bias_pair_shares(moments, bias_q, bias_k, rope, scale, reach, weights=self.weights))

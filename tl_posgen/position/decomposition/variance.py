@@ -233,7 +233,7 @@ class Variance(Measure):
                 if self.absolute:
                     places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
                     shared = {side: of_side.shared(geometry.rope, first) for side, of_side in places.items()}
-                    arguments = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
+                    arguments = (geometry.rope, geometry.scale, geometry.reach(n), self.weights)
                     of_tokens["by_place"] = shares_by_place(shares, moments, shared, *arguments)
                 values.append(of_tokens)
             if sums.by_layer(TOKENS[1])[layer].q.n < 2:  # of one token nothing varies
@@ -318,6 +318,6 @@ def shares_of(
     moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
 ) -> VarianceShares:
     """Return the decomposition of a layer's heads over n distances, at most those in its window; ALiBi joins d."""
-    n = min(n, geometry.window or n)
+    n = geometry.reach(n)
     bias = geometry.distance_bias(torch.arange(n, dtype=DOUBLE, device=moments.q.mean.device), heads)
     return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)

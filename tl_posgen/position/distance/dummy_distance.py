@@ -188,7 +188,7 @@ class DummyDistance(Interventions):
         geometry, q, k = layer.geometry, layer.q[:, first:], layer.k[:, first:]
         hidden = (d0s >= (geometry.window or math.inf)).to(q.device)
         longest = self.longest or layer.length
-        distances = layer.positions[: min(longest, geometry.window or longest)]
+        distances = layer.positions[: geometry.reach(longest)]
         energies = table_energies(q, k, geometry.rope, geometry.scale, distances).mean(-1)
         _, key, neither = share = energies / energies.sum(0)
         agreement = key_agreement(q, k, geometry.rope, d0s).masked_fill(hidden | hidden[:, None], torch.nan)

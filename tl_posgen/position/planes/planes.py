@@ -172,7 +172,7 @@ class Planes(Measure):
         layer_values = {}
         for layer in all_tokens:
             geometry = sums.layers[layer][0]
-            where, values = (geometry.rope, geometry.scale, min(n, geometry.window or n)), []
+            where, values = (geometry.rope, geometry.scale, geometry.reach(n)), []
             for moments in (all_tokens[layer], without_first[layer]):
                 by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
                 parts = by_plane.sum(-1)
