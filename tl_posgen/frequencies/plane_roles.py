@@ -24,7 +24,6 @@ from tl_posgen.frequencies.numbers.roles import (
 from tl_posgen.frequencies.plane_use import SETTLED
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import Session
-from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import lines
 from tl_posgen.rope.planes import along_distances, turning_factors
@@ -158,7 +157,7 @@ class PlaneRoles(Measure):
 def _attention_at(layer: LayerCapture, distances: Sequence[int]) -> Float[Tensor, "near head"]:
     """Return E_i S_{i, i-D} over the queries from SETTLED on, at each distance."""
     diagonals = []
-    for start, stop in query_ranges(len(layer.heads), layer.length, layer.device):
+    for start, stop in layer.query_blocks():
         block, rows = layer.pattern_rows(start, stop), torch.arange(start, stop, device=layer.device)
         for distance in distances:
             keys = (rows - distance).clamp(min=0)[None, :, None].expand(len(block), -1, 1)

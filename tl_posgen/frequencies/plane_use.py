@@ -30,7 +30,6 @@ from tl_posgen.frequencies.plane_use_figure import draw_plane_use, kinds_of_laye
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes, real_coordinates
 
@@ -329,7 +328,6 @@ def _turns_of_half_turn_planes(of_context: xr.Dataset) -> list[float]:
 def _attention_to_first(layer: LayerCapture) -> Float[Tensor, " head"]:
     """Return E_i S_i0 over the queries from SETTLED on that see the first token; NaN where none does."""
     n, device = layer.length, double_device(layer.device)
-    ranges = query_ranges(len(layer.heads), n, layer.device)
-    column = torch.cat([layer.pattern_rows(*rows)[..., 0].clone() for rows in ranges], 1)
+    column = torch.cat([layer.pattern_rows(*rows)[..., 0].clone() for rows in layer.query_blocks()], 1)
     seen = slice(min(SETTLED, n // 2), layer.geometry.window)
     return double(column[:, seen]).mean(1).to(device)

@@ -26,7 +26,6 @@ from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.length_extrapolation_figure import draw_outputs
 from tl_posgen.position.length.numbers import (
@@ -269,9 +268,8 @@ class LengthExtrapolation(Measure):
 
             def add_layer(number: int, layer: LayerCapture) -> None:
                 assert layer.v is not None
-                ranges = query_ranges(len(layer.heads), n, layer.v.device)
                 blocks = []
-                for start, stop in ranges:
+                for start, stop in layer.query_blocks():
                     pattern = layer.pattern_rows(start, stop)
                     attention = entropy_and_normaliser(layer.attn_score_rows(start, stop), pattern)
                     blocks.append((pattern @ layer.v[:, :stop], *attention))
