@@ -231,7 +231,7 @@ class Interventions(Measure):
     def findings(self, numbers: Numbers) -> list[str]:
         rises = self.rises(numbers)
         most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:_MOST_NAMED]
-        costs = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
+        costs = "; ".join(f"{self.in_words(name)} {rises[name]:+.3f}" for name in most)
         scope = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
         loss = numbers("loss")
         return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{scope}: {costs}."]

@@ -305,6 +305,10 @@ class Measure:
         }
         return [f"{headings[variable]}: {number}." for variable, number in headlines.items()]
 
+    def in_words(self, label: Any) -> str:
+        """Return a label as readers see it, by `words`; one without words as it is."""
+        return in_words(label, self.words)
+
     def table(self, numbers: "Numbers") -> pd.DataFrame | None:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
         return None
@@ -341,7 +345,7 @@ class Measure:
 
 
 def in_words(label: Any, words: Mapping[str, str]) -> str:
-    """Return a label as readers see it; one without words as it is.
+    """Return a label as readers see it; one without words as it is. A measure has it as its own method.
 
     Example:
         >>> words = {"no_rope": "RoPE removed", "triangle": "triangle of width"}

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import Variable, in_words
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
@@ -45,7 +45,7 @@ ACROSS = ("condition", "gap", "prompt")
 
 def _panels(result: Any) -> dict[str, Any]:
     """Return a panel each for text, copy and needle, with a curve a condition."""
-    names = {str(name): in_words(name, result.measure.words) for name in result.trained["condition"].values}
+    names = {str(name): result.measure.in_words(name) for name in result.trained["condition"].values}
     return {
         "text": [(label, "loss", {"condition": name, "task": "text"}) for name, label in names.items()],
         "copy of the first half": [
@@ -221,11 +221,11 @@ class Gap(Interventions):
         gaps, n_prompts = numbers.data["gap"].values.tolist(), numbers.data.sizes["prompt"]
         last, contexts = gaps[-1], Number(float(numbers.data["contexts"].values[-1])).plain
         is_read = [
-            f"{in_words(row['condition'], self.words)}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
+            f"{self.in_words(row['condition'])}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
             for row in ([] if numbers.metric else self.table(numbers).to_dict("records"))
         ]
         names = map(str, numbers.data["condition"].values)
-        at_last = [f"{in_words(name, self.words)} {self._at(numbers, name, last)}" for name in names]
+        at_last = [f"{self.in_words(name)} {self._at(numbers, name, last)}" for name in names]
         few = f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals." if n_prompts < FEWEST else ""
         beyond = f", {contexts:.2f} training contexts" if last else ""
         ends = f" {'; '.join(is_read)}.{few}" if is_read else ""

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Variable, in_words
+from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
@@ -335,11 +335,11 @@ class Rules(Interventions):
         best = max(rules, key=lambda rule: recalls[rule].value)
         without_first = {rule: numbers("recall", rule=rule, **WITHOUT_FIRST) for rule in recalls}
         phrases = [
-            f"{in_words(rule, WORDS)} {number.plain:.3f}{number.null_in_brackets:.3f}"
+            f"{self.in_words(rule)} {number.plain:.3f}{number.null_in_brackets:.3f}"
             for rule, number in without_first.items()
         ]
         return [
-            f"Of the attention in the best {self.budget} keys, {in_words(best, WORDS)} recalls {recalls[best]:.3f}, "
+            f"Of the attention in the best {self.budget} keys, {self.in_words(best)} recalls {recalls[best]:.3f}, "
             f"the most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; "
             f"drawn keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
             f"Recall of the best {self.budget} keys without the attention to the first key: {', '.join(phrases)}.",

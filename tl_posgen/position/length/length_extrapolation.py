@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Measure, Variable, in_words
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
@@ -85,7 +85,8 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
         conditions = result.trained["condition"].values.tolist()
         curves = {
             name: [
-                (in_words(condition, WORDS), partial(drawn, name=name, condition=condition)) for condition in conditions
+                (result.measure.in_words(condition), partial(drawn, name=name, condition=condition))
+                for condition in conditions
             ]
             for name in titles
         }
@@ -349,7 +350,7 @@ class LengthExtrapolation(Measure):
         for condition in numbers.data["condition"].values.tolist():
             beyond = self.beyond(numbers, condition)
             sentences.append(
-                f"Beyond {length}, {in_words(condition, WORDS)}: the loss is {beyond['loss'].plain:.2f}, "
+                f"Beyond {length}, {self.in_words(condition)}: the loss is {beyond['loss'].plain:.2f}, "
                 f"{beyond['rise']:+.2f} against the unchanged model's inside it; the outputs of "
                 f"{beyond['within_noise']:.0%} of heads stay in their distribution."
             )

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import WITHOUT_FIRST, Variable, in_words
+from tl_posgen.core.measure import WITHOUT_FIRST, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold
@@ -249,7 +249,7 @@ class PlanePerturbation(Interventions):
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
         of_init = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = (
-            f"{in_words(edit, self.words)} {rises[edit].with_interval:+.3f}, "
+            f"{self.in_words(edit)} {rises[edit].with_interval:+.3f}, "
             f"{self._less_control(numbers, edit).with_interval:+.3f} more than a "
             "random rotation of the same energy"
             for edit in self.edits
@@ -257,7 +257,7 @@ class PlanePerturbation(Interventions):
         sentences = [f"Rise of the loss in nats, all planes of q and k edited{strength}{of_init}: {'; '.join(costs)}."]
         if "map_rise" in numbers:
             edits = numbers.data["map_edit"].values
-            rhos = (f"{in_words(edit, self.words)} {self.rho(numbers, edit):.2f}" for edit in edits)
+            rhos = (f"{self.in_words(edit)} {self.rho(numbers, edit):.2f}" for edit in edits)
             sentences.append(
                 f"Over planes, the rise has a rank correlation with what they carry of position: {'; '.join(rhos)}."
             )
