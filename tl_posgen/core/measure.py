@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-WITHOUT_FIRST: Mapping[str, Any] = {"tokens": TOKENS[1]}
 ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
 DEFINED: dict[str, type["Measure"]] = {}  # by name, whose newest definition in this session it is
 LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share

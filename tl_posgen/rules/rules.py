@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
@@ -240,7 +240,7 @@ class Rules(Interventions):
             {
                 "all keys": [("recall", "recall")],
                 "without the first key": [
-                    ("recall", lambda numbers: numbers.array("recall", rule=None, **WITHOUT_FIRST))
+                    ("recall", lambda numbers: numbers.array("recall", rule=None, first_token=False))
                 ],
             },
             "rule",
@@ -333,7 +333,7 @@ class Rules(Interventions):
         recalls = {rule: numbers("recall", rule=rule) for rule in rules}
         recalls[drawn] = numbers.number(numbers.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
-        without_first = {rule: numbers("recall", rule=rule, **WITHOUT_FIRST) for rule in recalls}
+        without_first = {rule: numbers("recall", rule=rule, first_token=False) for rule in recalls}
         phrases = [
             f"{self.in_words(rule)} {number.plain:.3f}{number.null_in_brackets:.3f}"
             for rule, number in without_first.items()
@@ -347,6 +347,9 @@ class Rules(Interventions):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a rule: its loss and rise, and recall with the first key and without."""
-        columns = {"recall": {}, "recall without the first key": WITHOUT_FIRST}
-        recall = numbers.frame({name: numbers.array("recall", rule=None, **at) for name, at in columns.items()}, "rule")
+        columns = {
+            "recall": numbers.array("recall", rule=None),
+            "recall without the first key": numbers.array("recall", rule=None, first_token=False),
+        }
+        recall = numbers.frame(columns, "rule")
         return super().table(numbers).merge(recall.rename(columns={"rule": "condition"}), on="condition", how="left")

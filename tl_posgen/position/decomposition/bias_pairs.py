@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
@@ -117,7 +117,7 @@ class BiasPairs(Measure):
         return {"pair": PAIRS, "part": list(PARTS)}
 
     def usual(self) -> Mapping[str, Any]:
-        return {**WITHOUT_FIRST, "pair": ALONE, "part": "position"}
+        return {"tokens": TOKENS[1], "pair": ALONE, "part": "position"}
 
     def requires(self, session: Session) -> None:
         session.require_biases()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
@@ -107,7 +107,7 @@ class MeanKey(Measure):
 
     figures = {
         "map": head_map(
-            *("r", ("r", WITHOUT_FIRST)),
+            *("r", ("r", {"tokens": "without first"})),
             title="Mean-key split",
             subtitle="f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)",
             limits=(0.0, 1.0),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Positive
 from tl_posgen.core.sums import Sums
@@ -222,7 +222,7 @@ class ThreeAxis(Measure):
             "A sum of three curves, a(distance) + b(query) + c(key), correlates with the scores at "
             f"r = {numbers('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{numbers.layers_not_above('r')}; "
             "without "
-            f"the first token {numbers('r', **WITHOUT_FIRST):.3f}.",
+            f"the first token {numbers('r', first_token=False):.3f}.",
             f"Within rows, which is all that softmax sees, r = {numbers('r_within_rows'):.3f}, of scores with a "
             "standard "
             f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "

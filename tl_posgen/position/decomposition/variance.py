@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
@@ -203,7 +203,7 @@ class Variance(Measure):
         return self
 
     def usual(self) -> Mapping[str, Any]:
-        return {**WITHOUT_FIRST, "of": "scores"}
+        return {"tokens": TOKENS[1], "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         moments = layer.shared(triple_moments_of)
@@ -267,9 +267,9 @@ class Variance(Measure):
                 f"RoPE did not put there: {shares}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
             )
         if not texts or any(numbers(part).value for part in ("position", "interaction")):  # else zero by construction
-            n = counted(int(numbers.data["additive_r"].sel(WITHOUT_FIRST).notnull().sum()), "head")
+            n = counted(int(numbers.data["additive_r"].sel(tokens="without first").notnull().sum()), "head")
             size, shares = numbers("size"), ", ".join(f"{part} {numbers(part):.0%}" for part in PARTS)
-            of_query = numbers.data["share"].sel(WITHOUT_FIRST).sel(part="q")
+            of_query = numbers.data["share"].sel(tokens="without first", part="q")
             texts += [
                 f"Softmax sees how the scores of one query differ: by a standard deviation of {size.with_interval:.2f} "
                 f"logits{size.null_in_brackets:.2f}, mean over {n}, first token left out. Of this variance, where "

@@ -13,7 +13,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Variable
+from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
@@ -210,10 +210,10 @@ class DummyDistance(Interventions):
 
     def findings(self, numbers: Numbers) -> list[str]:
         r, (distance, key, neither) = (
-            numbers("key_part_r", **WITHOUT_FIRST),
-            (numbers("share", part=part, **WITHOUT_FIRST) for part in PARTS),
+            numbers("key_part_r", first_token=False),
+            (numbers("share", part=part, first_token=False) for part in PARTS),
         )
-        refits = {d0: numbers("refit_r", d0=d0, **WITHOUT_FIRST) for d0 in numbers.data["d0"].values.tolist()}
+        refits = {d0: numbers("refit_r", d0=d0, first_token=False) for d0 in numbers.data["d0"].values.tolist()}
         defined = [d0 for d0, refit in refits.items() if refit] or list(refits)
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
         ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
@@ -224,7 +224,7 @@ class DummyDistance(Interventions):
         change = f"rises by {at[best]:.3f} at least" if is_loss else f"changes by {at[best]:+.3f}, the lowest,"
         return [
             f"First token left out, distance part and key part together correlate with the table at "
-            f"{numbers('additive_r', **WITHOUT_FIRST):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
+            f"{numbers('additive_r', first_token=False):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
             "distance takes "
             f"{distance:.0%}, the key alone {key:.0%}, and neither explains {neither:.0%}. Each distance's mean taken "
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
@@ -235,7 +235,7 @@ class DummyDistance(Interventions):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         refits = {
-            f"at {d0:.9g}": numbers("refit_r", d0=d0, **WITHOUT_FIRST).value
+            f"at {d0:.9g}": numbers("refit_r", d0=d0, first_token=False).value
             for d0 in numbers.data["d0"].values.tolist()
         }
         frame = super().table(numbers)
@@ -244,7 +244,7 @@ class DummyDistance(Interventions):
     figures = {
         "map": head_map(
             *(("share", {"part": part}) for part in PARTS),
-            ("key_part_r", WITHOUT_FIRST),
+            ("key_part_r", {"tokens": "without first"}),
             title="Dummy-distance tables",
             subtitle="each query against each key at every distance: shares of the table's variance, and key part r",
         ),
@@ -260,7 +260,7 @@ class DummyDistance(Interventions):
             _curves,
             measure="refit_r",
             along="d0",
-            at=WITHOUT_FIRST,
+            at={"tokens": "without first"},
             title="The key part, fitted again",
             subtitle="correlation of c at the true distances with c with every pair at d0; no trend, first token out",
             y_title="correlation",

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import WITHOUT_FIRST, Variable
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold
@@ -55,7 +55,7 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArr
     Args:
         by_planes: planes by number, NaN where a layer has fewer; else bands by name, which sum planes.
     """
-    data = planes.sel(layer=layers, **WITHOUT_FIRST).drop_vars("tokens").rename(plane="planes")
+    data = planes.sel(layer=layers, tokens="without first").drop_vars("tokens").rename(plane="planes")
     turning = np.isfinite(data["wavelength"])
     data, turning = (values.isel(planes=turning.any("layer").values) for values in (data, turning))
     parts = (data["share_by_plane"] * data["share"] * data["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
