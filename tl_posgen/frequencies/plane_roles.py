@@ -67,7 +67,9 @@ class PlaneRoles(Measure):
     variables = {
         "diagonal": Variable.share("attention at D", "E_i S_{i, i-D}", ("near", *HEAD)),
         "contrast": Variable(
-            *("lift of a diagonal", "logits", "s_m(D) less the mean at the next three distances, by plane"),
+            "lift of a diagonal",
+            "logits",
+            "s_m(D) less the mean at the next three distances, by plane",
             dims=("near", *HEAD, "plane"),
             interval=True,
         ),

@@ -159,11 +159,15 @@ class PlaneUse(Measure):
             "partial planes", "", "of those that turn, less than a turn", ("context", "layer"), compared=False
         ),
         "cost": Variable(
-            *("cost of the plane", "nats", "rise of the loss with it edited, where it was measured too"),
+            "cost of the plane",
+            "nats",
+            "rise of the loss with it edited, where it was measured too",
             dims=("edit", "plane", "prompt"),
         ),
         "across_gap": Variable(
-            *("loss across a gap", "nats per token", "of the second half, over contexts; where it was measured too"),
+            "loss across a gap",
+            "nats per token",
+            "of the second half, over contexts; where it was measured too",
             dims=("rule", "task", "contexts"),
         ),
         "reach": Variable("context or window", "tokens", "L", ("context", "layer"), compared=False),

@@ -142,8 +142,10 @@ def _losses_across(loss: xr.DataArray) -> list[go.Scatter]:
     """Return a curve each of text and copy, by rule."""
     return [
         line(
-            *(loss["contexts"].values, loss.sel(rule=rule, task=task).values, f"{task}, {rule}"),
-            *(COLOURS[(3 + number) % len(COLOURS)],),
+            loss["contexts"].values,
+            loss.sel(rule=rule, task=task).values,
+            f"{task}, {rule}",
+            COLOURS[(3 + number) % len(COLOURS)],
             dash=dash,
         )
         for number, rule in enumerate(loss["rule"].values.tolist())

@@ -111,7 +111,9 @@ class Cone(Dominance):
             "gain of the axis", "", "|u'W| over its root mean square over directions", _SIDES, interval=True
         ),
         "score": Variable(
-            *("slash score", "", "with a part of the inputs, at the distances", ("tokens", "input", *HEAD, "distance"))
+            "slash score",
+            description="with a part of the inputs, at the distances",
+            dims=("tokens", "input", *HEAD, "distance"),
         ),
         **AT_BEST,
         "slash_score": Variable.share("slash score", "at the best distance", ("tokens", "input", *HEAD)),

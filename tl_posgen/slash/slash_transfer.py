@@ -66,8 +66,11 @@ class SlashTransfer(Dominance):
     after = (Slash,)
     variables = {
         "slash_score": Variable(
-            *("slash score on random tokens", "", "at the head's best distance on text, of either source"),
-            *(("tokens", "source", *HEAD), "random_slash_score", "random"),
+            "slash score on random tokens",
+            description="at the head's best distance on text, of either source",
+            dims=("tokens", "source", *HEAD),
+            headline="random_slash_score",
+            short="random",
         ),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
         "slash_distance": Variable("best distance on text", "tokens", "over D < N/2", whole=True),

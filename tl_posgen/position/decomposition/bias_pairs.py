@@ -75,15 +75,23 @@ class BiasPairs(Measure):
     needs = frozenset({"inputs"})
     variables = {
         "of_biases": Variable(
-            *("position by biases alone", "", "`share` of bias-bias in position", _DIMS, "bias_position", "bias pos"),
+            "position by biases alone",
+            description="`share` of bias-bias in position",
+            dims=_DIMS,
+            headline="bias_position",
+            short="bias pos",
             interval=True,
         ),
         "share": Variable(
-            *("share", "", "cov(part of the product's scores, of all) / Var of what softmax sees; sums to 1", _OF_PAIR),
+            "share",
+            description="cov(part of the product's scores, of all) / Var of what softmax sees; sums to 1",
+            dims=_OF_PAIR,
             interval=True,
         ),
         "alone": Variable(
-            *("share alone", "", "Var(part of the product's scores) / Var of what softmax sees", _OF_PAIR),
+            "share alone",
+            description="Var(part of the product's scores) / Var of what softmax sees",
+            dims=_OF_PAIR,
             interval=True,
         ),
     }

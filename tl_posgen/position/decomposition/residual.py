@@ -62,7 +62,9 @@ class Residual(Measure):
     }
     figures = {
         "map": head_map(
-            *("share", ("share", {"tokens": "without first"}), ("top_share", {"tokens": "without first"})),
+            "share",
+            ("share", {"tokens": "without first"}),
+            ("top_share", {"tokens": "without first"}),
             title="What the three-axis fit leaves",
             subtitle="share of the variance within rows that a(i-j) + b(i) + c(j) leaves; its top singular direction",
         )

@@ -236,7 +236,9 @@ class ThreeAxis(Measure):
             title="Three-axis fit by layer",
         ),
         "map": head_map(
-            *("r", ("r", {"tokens": "without first"}), "r_within_rows"),
+            "r",
+            ("r", {"tokens": "without first"}),
+            "r_within_rows",
             title="Three-axis fit",
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",

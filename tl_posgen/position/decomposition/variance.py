@@ -123,11 +123,17 @@ class Variance(Measure):
         ),
         "position": Variable.share("position", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", ranked=True),
         "absolute": Variable(
-            *("share of the key's place", "", f"part of k + qk + kd + qkd, {_OF_VISIBLE}", _DIMS, "absolute_share"),
-            *("place", True),
+            "share of the key's place",
+            description=f"part of k + qk + kd + qkd, {_OF_VISIBLE}",
+            dims=_DIMS,
+            headline="absolute_share",
+            short="place",
+            interval=True,
         ),
         "places_alone": Variable(
-            *("share of places alone", "", f"what places of query and key determine, {_OF_VISIBLE}", _DIMS),
+            "share of places alone",
+            description=f"what places of query and key determine, {_OF_VISIBLE}",
+            dims=_DIMS,
             interval=True,
         ),
         "content": Variable.share("content", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share"),
@@ -166,7 +172,8 @@ class Variance(Measure):
             subtitle="over all (query, key, distance), first token left out",
         ),
         "map": head_map(
-            *("additive_r", *PARTS),
+            "additive_r",
+            *PARTS,
             title="Position + content",
             subtitle="shares of the variance that softmax can see; additive r: the correlation of it with the best "
             "f(query, distance) + g(query, key), sqrt(position + content); first token left out",

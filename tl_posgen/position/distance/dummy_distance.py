@@ -249,7 +249,9 @@ class DummyDistance(Interventions):
             subtitle="each query against each key at every distance: shares of the table's variance, and key part r",
         ),
         "agreement": heat_maps(
-            *("key_agreement", "d0", "other_d0"),
+            "key_agreement",
+            "d0",
+            "other_d0",
             per=["tokens"],
             title="Does the key part stay?",
             subtitle="correlation over keys of the scores at two distances, mean over queries, heads and prompts",

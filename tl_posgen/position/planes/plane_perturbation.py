@@ -117,19 +117,23 @@ class PlanePerturbation(Interventions):
     after = (Planes,)
     variables = {
         "loss": Variable(
-            *("loss", "nats", "per token; control: under a random rotation of the same energy"),
+            "loss",
+            "nats",
+            "per token; control: under a random rotation of the same energy",
             ("condition", "cost", "prompt"),
             "loss",
         ),
         "map_rise": Variable(
-            *("rise of the loss, one plane of one layer", "nats", "as of all planes"),
+            "rise of the loss, one plane of one layer",
+            "nats",
+            "as of all planes",
             ("map_edit", "layer", "planes", "cost", "prompt"),
         ),
         "share": Variable(
-            *("share of the plane", ""),
-            "position, content: variance of the part, of every plane, or band, of every layer as a share of the whole "
-            "map, logits^2, mean over heads; energy: of E|z|^2 of its layer, mean over q, k and heads",
-            ("part", "layer", "planes"),
+            "share of the plane",
+            description="position, content: variance of the part, of every plane, or band, of every layer as a share "
+            "of the whole map, logits^2, mean over heads; energy: of E|z|^2 of its layer, mean over q, k and heads",
+            dims=("part", "layer", "planes"),
         ),
     }
     requires, refuse = require_rope, require_rope_in_layers
@@ -147,7 +151,9 @@ class PlanePerturbation(Interventions):
             form="+.3f",
         ),
         "map": heat_maps(
-            *("map_rise", "layer", "planes"),
+            "map_rise",
+            "layer",
+            "planes",
             per=["map_edit"],
             title="Rise of the loss, one plane of one layer at a time",
             subtitle="nats per token, full strength, q and k",

@@ -103,8 +103,9 @@ class Planes(Measure):
         "energy": Variable("share of energy", "", "share of E|z|^2 over planes", (*_OF_SIDE, "plane")),
         "share": Variable.share("share", "of the part in std^2", _OF_PART),
         "share_by_plane": Variable(
-            *("share of the plane", "", "of each part, adds up to 1 over planes; below 0: works against the others"),
-            (*_OF_PART, "plane"),
+            "share of the plane",
+            description="of each part, adds up to 1 over planes; below 0: works against the others",
+            dims=(*_OF_PART, "plane"),
             interval=True,
         ),
         "std": Variable(
@@ -114,10 +115,11 @@ class Planes(Measure):
             "sum of plane scores / std", "", "sum_m s_m / std", _DIMS, "plane_score_sum", "plane score", interval=True
         ),
         "additive": Variable(
-            *("certified additive", ""),
-            "1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d 2|sin(theta d / 2)| "
-            "<= eps",
-            *(_DIMS, "plane_additive"),
+            "certified additive",
+            description="1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d "
+            "2|sin(theta d / 2)| <= eps",
+            dims=_DIMS,
+            headline="plane_additive",
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
