@@ -117,7 +117,8 @@ class PlaneRoles(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry, n = layer.geometry, layer.length
-        rope, scale, reach = geometry.rope, geometry.scale, geometry.reach(n)
+        rope, scale = geometry.rope, geometry.scale
+        reach = geometry.reach(n)
         if not rope.rotary_dim or n < SETTLED + 2 or reach <= NEAR[-1] + N_NEXT:
             return {}
         z = [complex_planes(double(x), rope) for x in (layer.q, layer.k)]

@@ -245,7 +245,9 @@ class Recall(Interventions):
         """Return a row a condition: recall and how far it falls, with the ends of the fall's interval; loss of the text
         and its rise."""
         recall = numbers.along(numbers.array("recall", condition=None), "condition")
-        falls, text, rows = self.falls(numbers), super().table(numbers), []
+        falls = self.falls(numbers)
+        text = super().table(numbers)
+        rows = []
         for name, number in recall.items():
             fall = falls.get(name, Number(np.nan))
             row = {"condition": name, "recall": number.value, "fall": fall.value}

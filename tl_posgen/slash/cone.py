@@ -179,7 +179,10 @@ class Cone(Dominance):
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         assert layer.inputs is not None
         assert layer.projections is not None
-        heads, projections, measured, by_start = list(layer.heads), layer.projections, layer.shared(statistics_of), []
+        heads = list(layer.heads)
+        projections = layer.projections
+        measured = layer.shared(statistics_of)
+        by_start = []
         for first in starts_of(layer):
             inputs = layer.inputs[first:]
             cone, positions = fit_cone(inputs), torch.arange(len(inputs), device=inputs.device)

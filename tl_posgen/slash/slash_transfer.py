@@ -133,10 +133,8 @@ class SlashTransfer(Dominance):
         return numbers.number((text & random).sum(HEAD) / (text | random).sum(HEAD))
 
     def _dominant(self, numbers: Numbers, distance: int | list[int], source: str) -> xr.DataArray:
-        score, uniform = (
-            numbers.array("score", source=source, distance=distance),
-            numbers.array("uniform", distance=distance),
-        )
+        score = numbers.array("score", source=source, distance=distance)
+        uniform = numbers.array("uniform", distance=distance)
         return score >= thresholds(self.kappa, uniform)
 
     def findings(self, numbers: Numbers) -> list[str]:

@@ -136,13 +136,15 @@ class BiasPairs(Measure):
         return dict(zip(TOKENS, layer.shared(triple_moments_of), strict=True)) | {"biases": OfFirstPrompt(biases)}
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        n, layer_shares = self.n_distances or max(sums.lengths.values()), {}
+        n = self.n_distances or max(sums.lengths.values())
+        layer_shares = {}
         for layer, (geometry, _) in sums.layers.items():
-            (bias_q, bias_k), values = sums.by_layer("biases")[layer].value, []
-            reach, rope, scale = geometry.reach(n), geometry.rope, geometry.scale
+            bias_q, bias_k = sums.by_layer("biases")[layer].value
+            where = (geometry.rope, geometry.scale, geometry.reach(n))
+            values = []
             for tokens in TOKENS:
                 moments = sums.by_layer(tokens)[layer]
-                shares = vars(bias_pair_shares(moments, bias_q, bias_k, rope, scale, reach, weights=self.weights))
+                shares = vars(bias_pair_shares(moments, bias_q, bias_k, *where, weights=self.weights))
                 varies = moments.q.n > 1 and geometry.window != 1  # else a token sees itself alone, or nothing varies
                 values.append({name: x if varies else torch.full_like(x, torch.nan) for name, x in shares.items()})
             layer_shares[layer] = values[0], values[1]

@@ -198,7 +198,9 @@ class ThreeAxis(Measure):
         return of_all_layers(self, layer_values, lambda moments: _values_of(*fits_of(moments, **options)))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))
+        data = sums.means()
+        why = ""
+        lengths = sorted(set(sums.lengths.values()))
         windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
         narrow = [window for window in windows if CausalPairs(max(lengths), window).saturated]
         if short := [n for n in lengths if CausalPairs(n).saturated]:

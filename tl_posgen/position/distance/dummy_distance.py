@@ -209,10 +209,8 @@ class DummyDistance(Interventions):
         return at | beyond
 
     def findings(self, numbers: Numbers) -> list[str]:
-        r, (distance, key, neither) = (
-            numbers("key_part_r", first_token=False),
-            (numbers("share", part=part, first_token=False) for part in PARTS),
-        )
+        r = numbers("key_part_r", first_token=False)
+        distance, key, neither = (numbers("share", part=part, first_token=False) for part in PARTS)
         refits = {d0: numbers("refit_r", d0=d0, first_token=False) for d0 in numbers.data["d0"].values.tolist()}
         defined = [d0 for d0, refit in refits.items() if refit] or list(refits)
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))

@@ -177,7 +177,8 @@ class Planes(Measure):
         layer_values = {}
         for layer in all_tokens:
             geometry = sums.layers[layer][0]
-            where, values = (geometry.rope, geometry.scale, geometry.reach(n)), []
+            where = (geometry.rope, geometry.scale, geometry.reach(n))
+            values = []
             for moments in (all_tokens[layer], without_first[layer]):
                 by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
                 parts = by_plane.sum(-1)

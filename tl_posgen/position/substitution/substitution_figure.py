@@ -13,7 +13,8 @@ from tl_posgen.report.figures import drawn_models, model_label, named_points, ti
 
 def draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
-    figure, points, named, numbers = go.Figure(), np.empty((2, 0)), [], result.numbers
+    figure, numbers = go.Figure(), result.numbers
+    points, named = np.empty((2, 0)), []
     for side, data, colour in reversed(drawn_models(result)):
         stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
         x = stand_ins["r"].mean(HEAD).values
