@@ -7,6 +7,7 @@ from live_memory import LiveMemory
 from transformers import Qwen2Config
 
 import tl_posgen
+from tl_posgen import arithmetic
 from tl_posgen.core import registry
 from tl_posgen.frequencies.gap import Gap
 from tl_posgen.frequencies.plane_cost import PlaneCost
@@ -14,7 +15,6 @@ from tl_posgen.joining import Profiles
 from tl_posgen.models.layers import fused
 from tl_posgen.position import LengthExtrapolation, Perturbation, PlanePerturbation
 from tl_posgen.position.decomposition import residual
-from tl_posgen.position.decomposition.numbers import pair_moments
 from tl_posgen.rules import Rules, rules
 
 FORMED = 5  # matrices that a pass which is not streamed holds beside those of the measure
@@ -69,7 +69,7 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
     """What is held beyond those matrices about doubles from one length to twice that: none of it is a matrix."""
     bounds = (
         (residual, "ENTRIES", 1),
-        (pair_moments, *ROWS),
+        (arithmetic, *ROWS),
         (rules, "BLOCK", 8),
         (fused, "SCORES_AT_ONCE", 2**16),
     )
@@ -83,7 +83,7 @@ def test_a_measure_holds_no_more_matrices_than_it_declares(many_heads, monkeypat
 
 @pytest.mark.slow
 def test_the_untouched_model_beyond_its_length_forms_no_matrix(many_heads, monkeypatch):
-    monkeypatch.setattr(pair_moments, *ROWS)
+    monkeypatch.setattr(arithmetic, *ROWS)
     requests = [(n, LengthExtrapolation(inside=n // 2, times=2, conditions=())) for n in (LENGTH, 2 * LENGTH)]
     one, two = (peak_of(many_heads, registry.measure_from(options), n, True) for n, options in requests)
     assert two <= 2.2 * one

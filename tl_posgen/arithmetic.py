@@ -33,6 +33,7 @@ def double(x: Tensor) -> Tensor:
     return summable(x).to(DOUBLE)
 
 
+SCORES_AT_ONCE = 2**18  # entries of a block of rows: fits the cache
 _ON_ACCELERATOR = 2**25  # elements: 128 MiB of float32, 512 MiB of complex128
 
 
@@ -56,6 +57,11 @@ def row_ranges(n: int, row: int, at_once: int) -> Iterator[tuple[int, int]]:
     """
     step = max(1, at_once // max(1, row))
     return ((start, min(start + step, n)) for start in range(0, n, step))
+
+
+def query_ranges(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of ranges of queries whose scores over all n keys, of all heads, are formed at once."""
+    return row_ranges(n, n_heads * n, elements_at_once(device, SCORES_AT_ONCE))
 
 
 TF32 = 2.0**-10  # its unit of rounding

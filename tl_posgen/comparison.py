@@ -306,10 +306,9 @@ class Comparison(Measure):
         return f"{average}{heads}; most in {largest:+.3f}{left_out}."
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
-        compared = numbers.data["number"].values
         changes = numbers.along(numbers.array("mean_change"), "number")
-        ends = [[getattr(change, end) for change in changes] for end in ENDS]
+        ends = [[getattr(change, end) for change in changes.values()] for end in ENDS]
         rows: dict[str, Any] = dict(zip(_COLUMNS, [numbers.data["label"].values, *ends], strict=True))
         for side in SIDES:
-            rows[numbers.attrs[side]] = [numbers("mean", report=side, number=number).value for number in compared]
+            rows[numbers.attrs[side]] = [numbers("mean", report=side, number=number).value for number in changes]
         return pd.DataFrame(rows)

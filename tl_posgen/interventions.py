@@ -213,7 +213,7 @@ class Interventions(Measure):
     def rises(self, numbers: Numbers) -> dict[str, Number]:
         """Return the rise of the loss by condition, all but the unchanged."""
         rise = self.rise_of(numbers).drop_sel(condition=UNTOUCHED)
-        return dict(zip(map(str, rise["condition"].values), numbers.along(rise, "condition"), strict=True))
+        return numbers.along(rise, "condition")
 
     def recovered_of(self, numbers: Numbers, name: str = "loss") -> xr.DataArray:
         """Return (x(control) - x) / (x(control) - x(unchanged)) of a variable's means over the prompts and over all but
@@ -226,15 +226,12 @@ class Interventions(Measure):
 
     def recovered(self, numbers: Numbers, name: str = "loss") -> dict[str, Number]:
         """Return `recovered_of` by condition, as numbers with their intervals over prompts."""
-        share = self.recovered_of(numbers, name)
-        return dict(
-            zip(share["condition"].values.tolist(), numbers.along(share, "condition", (-np.inf, 1)), strict=True)
-        )
+        return numbers.along(self.recovered_of(numbers, name), "condition", (-np.inf, 1))
 
     def findings(self, numbers: Numbers) -> list[str]:
         rises = self.rises(numbers)
         most = sorted(rises, key=lambda name: -np.nan_to_num(rises[name].value))[:_MOST_NAMED]
-        costs = "; ".join(f"{in_words(name, self.words)} {rises[name]:+.3f}" for name in most)
+        costs = "; ".join(f"{self.in_words(name)} {rises[name]:+.3f}" for name in most)
         scope = f", the {len(most)} dearest of {len(rises)}" if len(most) < len(rises) else ""
         loss = numbers("loss")
         return [f"Rise of the loss of {loss.plain:.3f} nats{in_brackets(f'{loss.null:.3f}')}{scope}: {costs}."]
@@ -245,7 +242,7 @@ class Interventions(Measure):
         losses = numbers.along(numbers.array("loss", condition=None), "condition")
         rises, shares = self.rises(numbers), self.recovered(numbers) if self.control else {}
         rows = []
-        for name, loss in zip(map(str, numbers.data["condition"].values), losses, strict=True):
+        for name, loss in losses.items():
             row = {"condition": name, "loss": loss.value}
             if name in rises:
                 row |= {"rise": rises[name].value, "low": rises[name].low, "high": rises[name].high}

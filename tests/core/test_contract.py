@@ -16,7 +16,7 @@ from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
 from tl_posgen.core.formatting import ENCODINGS, format_number
-from tl_posgen.core.measure import HEAD, LABELS, in_words
+from tl_posgen.core.measure import HEAD, LABELS
 from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.report.figures import MOST_NAMES, MOST_TICKS
@@ -87,9 +87,8 @@ def is_one_line(error):
 
 
 def test_a_condition_has_one_name_in_sentences_tables_and_figures(result):
-    words = result.measure.words
     names = {
-        str(one): in_words(one, words)
+        str(one): result.measure.in_words(one)
         for dim in result.trained.dims
         if dim in result.trained.coords
         for one in result.trained[dim].values.tolist()

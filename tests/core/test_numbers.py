@@ -285,7 +285,19 @@ def test_layers_are_named_where_the_answer_changes_with_depth():
     r.loc[{"init": ["0", "1", "shuffled 0"], "layer": [0]}] = 0.4
     own = Numbers(Judged(), r.to_dataset(name="r"))
     assert own.layers_not_above("r") == "; not above random init in layers 1 to 4; not above shuffled in layers 1 to 4"
-    assert [one.value for one in own.by_null["shuffled"].along(own.array("r"), "layer")] == [0.4, 0.5, 0.5, 0.5, 0.5]
+    shuffled = own.by_null["shuffled"].along(own.array("r"), "layer")
+    assert {layer: number.value for layer, number in shuffled.items()} == {0: 0.4, 1: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}
+
+
+def test_numbers_along_a_dim_are_known_by_its_labels_as_python_has_them(own):
+    array = own.array("score", kind=None)
+    assert own.along(array, "kind") == {kind: own("score", kind=kind) for kind in ("a", "b")}
+    assert [*own.along(array.drop_vars("kind"), "kind")] == [0, 1]
+    assert [*own.along(array.assign_coords(kind=[0.5, 2.0]), "kind")] == [0.5, 2.0]
+    heads = own.along(own.array("r").stack(place=("layer", "head")), "place")
+    assert [*heads] == [(layer, head) for layer in (1, 4) for head in (0, 2, 5)]
+    assert heads[4, 2].value == own("r", layer=4, head=2).value
+    assert {type(label) for place in heads for label in place} == {int}
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.integers(0, 4))

@@ -54,7 +54,7 @@ def ends(trace, axis):
 
 def expected_ends(result, name, along):
     numbers = result.numbers.along(result.numbers.array(name), along)
-    return [[getattr(one, end) for one in numbers] for end in ("value", "low", "high")]
+    return [[getattr(one, end) for one in numbers.values()] for end in ("value", "low", "high")]
 
 
 def test_bars_are_means_over_prompts_with_intervals_beside_both_nulls(result):

@@ -9,7 +9,7 @@ import xarray as xr
 
 from tl_posgen.claims.judging import Claim, Criterion, Group, or_lacking
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.result import Result
 from tl_posgen.frequencies.numbers.use import step_of
@@ -46,7 +46,7 @@ def _lengths(planes: Result, **at: float) -> list[Criterion]:
     turning = np.isfinite(numbers.data["wavelength"].values).any(0)
     criteria = []
     for side in "qk":
-        fast, slow = _thirds(numbers.array("magnitude", side=side, **WITHOUT_FIRST).isel(plane=turning))
+        fast, slow = _thirds(numbers.array("magnitude", side=side, first_token=False).isel(plane=turning))
         ratio = np.exp(np.log(slow.mean("plane") / fast.mean("plane")).mean(HEAD))
         criteria.append(Criterion.of(f"slow third / fast third of {side}", numbers.number(ratio), **at))
     return criteria

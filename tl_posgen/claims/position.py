@@ -9,7 +9,6 @@ import numpy as np
 
 from tl_posgen.claims.judging import Claim, Criterion, Group, or_lacking
 from tl_posgen.claims.over_training import fewer_steps
-from tl_posgen.core.measure import WITHOUT_FIRST
 from tl_posgen.core.result import Result
 from tl_posgen.interventions import LEAST_COST
 from tl_posgen.position.length.length_extrapolation import TOLERATED
@@ -30,7 +29,7 @@ def _additive(variance: Result, **at: float) -> list[Criterion | Group]:
     return [*_where_rotated(variance, "additive r", "additive_r", at), over_all]
 
 
-def _where_rotated(result: Result, quantity: str, name: str, at: Mapping[str, float], **labels: str) -> list[Group]:
+def _where_rotated(result: Result, quantity: str, name: str, at: Mapping[str, float], **labels: Any) -> list[Group]:
     """Return the criterion of r of a sum; open where no layer rotates q and k: the sum is the score by construction."""
     r = Criterion.of(quantity, result.numbers(name, **labels), **at, digits=3)
     rotates = not result.encodings or bool(set(result.encodings) - set(result.measure.caveats))
@@ -68,7 +67,7 @@ def _no_sinks(substitution: Result) -> str:
 
 def _planes(planes: Result) -> list[Criterion]:
     numbers = planes.numbers
-    interaction = numbers("share", part="interaction", **WITHOUT_FIRST)
+    interaction = numbers("share", part="interaction", first_token=False)
     halves = {f"half of {kind}": [value / 2 for value in values] for kind, values in interaction.by_null.items()}
     return [
         Criterion.of("r of plane scores with interaction", numbers.measure.correlation(numbers), otherwise="held"),
@@ -159,8 +158,8 @@ POSITION = [
         "beside it",
         ("three_axis", "mean_key"),
         lambda three_axis, mean_key, **at: [
-            Criterion.of("r", three_axis.numbers("r", **WITHOUT_FIRST), **at, digits=3),
-            Criterion.beside("mean-key split's r", mean_key.numbers("r", **WITHOUT_FIRST), digits=3),
+            Criterion.of("r", three_axis.numbers("r", first_token=False), **at, digits=3),
+            Criterion.beside("mean-key split's r", mean_key.numbers("r", first_token=False), digits=3),
         ],
         thresholds=_CLOSE,
     ),
@@ -193,7 +192,7 @@ POSITION = [
         "r of the key part with the scores at all distances, each distance's mean removed, first token left out, mean "
         "over heads: {held} held, {partly} partly; open where nothing rotates",
         ("dummy_distance",),
-        lambda dummy_distance, **at: _where_rotated(dummy_distance, "r", "key_part_r", at, **WITHOUT_FIRST),
+        lambda dummy_distance, **at: _where_rotated(dummy_distance, "r", "key_part_r", at, first_token=False),
         thresholds=_CLOSE,
     ),
     Claim(
@@ -246,7 +245,7 @@ POSITION = [
             Group(
                 "open",
                 [
-                    Criterion.beside(quantity, residual.numbers(name, **WITHOUT_FIRST))
+                    Criterion.beside(quantity, residual.numbers(name, first_token=False))
                     for name, quantity in _LEFT.items()
                 ],
             )

@@ -11,7 +11,7 @@ import numpy as np
 
 from tl_posgen.claims.judging import Claim, Criterion, Group, Verdict, or_lacking
 from tl_posgen.core.formatting import counted, in_ranges
-from tl_posgen.core.measure import ENDS, HEAD, WITHOUT_FIRST
+from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import leave_one_out
 from tl_posgen.core.result import Result
@@ -155,7 +155,7 @@ def _toy(slash_toy: Result, formed: float) -> list[Group]:
 
 def _far(slash: Result) -> list[Criterion]:
     numbers = slash.numbers
-    n = numbers.number((numbers.array("n_long", **WITHOUT_FIRST) > 0).sum(HEAD))
+    n = numbers.number((numbers.array("n_long", first_token=False) > 0).sum(HEAD))
     return [Criterion.of("heads", n, end=None, otherwise="held", digits=0)]
 
 

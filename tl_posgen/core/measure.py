@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 HEAD = ("layer", "head")
 TOKENS = ("all", "without first")  # labels of the dim "tokens": the first token of a prompt often is an attention sink
-WITHOUT_FIRST: Mapping[str, Any] = {"tokens": TOKENS[1]}
 ENDS = ("value", "low", "high")  # labels of the dim "end": a number that comes with the ends of its own interval
 DEFINED: dict[str, type["Measure"]] = {}  # by name, whose newest definition in this session it is
 LABELS: dict[str, Sequence[Any]] = {"tokens": TOKENS, "side": ("q", "k"), "end": ENDS}  # of dims that measures share
@@ -303,6 +302,10 @@ class Measure:
         }
         return [f"{headings[variable]}: {number}." for variable, number in headlines.items()]
 
+    def in_words(self, label: Any) -> str:
+        """Return a label as readers see it, by `words`; one without words as it is."""
+        return in_words(label, self.words)
+
     def table(self, numbers: "Numbers") -> pd.DataFrame | None:
         """Return a short table for the terminal and the page, where one row a head is too long; None for none."""
         return None
@@ -344,7 +347,7 @@ class Measure:
 
 
 def in_words(label: Any, words: Mapping[str, str]) -> str:
-    """Return a label as readers see it; one without words as it is.
+    """Return a label as readers see it; one without words as it is. A measure has it as its own method.
 
     Example:
         >>> words = {"no_rope": "RoPE removed", "triangle": "triangle of width"}

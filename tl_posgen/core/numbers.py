@@ -166,9 +166,10 @@ class Numbers:
         numbers = [Number(value, low, high, grouped(inits, null)) for value, low, high, *null in rows]
         return [mean_of_nulls(number.by_null.get(self.of, ())) for number in numbers] if self.is_null else numbers
 
-    def along(self, array: xr.DataArray, dim: str, bounds: Bounds | None = None) -> list[Number]:
-        """Return the `number` at each label of a dim."""
-        return self._numbers(array, (dim,), bounds)
+    def along(self, array: xr.DataArray, dim: str, bounds: Bounds | None = None) -> dict[Any, Number]:
+        """Return the `number` at each label of a dim, by the label as Python has it: a str, an int, a float; a tuple
+        where dims are stacked; its place where the dim has no labels."""
+        return dict(zip(array[dim].values.tolist(), self._numbers(array, (dim,), bounds), strict=True))
 
     def correlation(
         self, x: xr.DataArray, y: xr.DataArray, *, ranks: bool = False, over: Sequence[str] = HEAD
@@ -196,10 +197,10 @@ class Numbers:
         array = self.array(name, **labels)
         numbers = self.along(array, "layer", self.bounds_of(name))
         clauses = []
-        for kind in next(iter(numbers)).by_null if numbers else ():
+        for kind in next(iter(numbers.values())).by_null if numbers else ():
             below = [
-                int(layer)
-                for layer, number in zip(array["layer"].values, numbers, strict=True)
+                layer
+                for layer, number in numbers.items()
                 if number and replace(number, by_null={kind: number.by_null[kind]}).not_above
             ]
             if 0 < len(below) < len(numbers):

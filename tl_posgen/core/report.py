@@ -115,10 +115,8 @@ class Report(Mapping[str, Result]):
             restricting = [
                 name for name in encodings if any(name in result.measure.caveats for result in (first, *others))
             ]
-            where, names = (
-                "; ".join(known_by(name, encodings) for name in restricting),
-                [result.name for result in (first, *others)],
-            )
+            where = "; ".join(known_by(name, encodings) for name in restricting)
+            names = [result.name for result in (first, *others)]
             restriction = f"restricts what {', '.join(names)} say: --full, the page and report.findings() tell how."
             notes.append(f"{where}, which {restriction}" if others else str(first.caveat))
         return [*notes, *self._warned(), *self.without_null()]

@@ -145,11 +145,9 @@ class CouplingScores(Measure):
 
     def not_computed(self, numbers: Numbers) -> list[str]:
         """Return what takes more models, or models of several sizes."""
-        n, held, fewest = (
-            numbers.data.sizes["model_name"],
-            "the correlation given width and size",
-            _FEWEST + len(_CONTROLS),
-        )
+        n = numbers.data.sizes["model_name"]
+        held = "the correlation given width and size"
+        fewest = _FEWEST + len(_CONTROLS)
         needed = {"the correlation": _FEWEST, held: fewest}
         missing = [f"{what} (needs {least} models, {n} given)" for what, least in needed.items() if n < least]
         alike = all(len(set(numbers.data[name].values.tolist())) == 1 for name in _CONTROLS)

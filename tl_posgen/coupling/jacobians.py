@@ -207,10 +207,8 @@ def residual_jacobians(
     at_source: list[tuple[str, Any]] = []
     at_target: list[tuple[str, Any]] = []
     for layer in range(model.cfg.n_layers):
-        attention, ends = (
-            LinearisedAttention(layer, target + 1),
-            [f"blocks.{layer}.hook_resid_{end}" for end in ("pre", "post")],
-        )
+        attention = LinearisedAttention(layer, target + 1)
+        ends = [f"blocks.{layer}.hook_resid_{end}" for end in ("pre", "post")]
         inside = linearise and layer in layers
 
         def enter(x: Tensor, hook: Any, attention: LinearisedAttention = attention) -> Tensor:

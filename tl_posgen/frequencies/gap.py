@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import Variable, in_words
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Real, Whole, Within
@@ -45,7 +45,7 @@ ACROSS = ("condition", "gap", "prompt")
 
 def _panels(result: Any) -> dict[str, Any]:
     """Return a panel each for text, copy and needle, with a curve a condition."""
-    names = {str(name): in_words(name, result.measure.words) for name in result.trained["condition"].values}
+    names = {str(name): result.measure.in_words(name) for name in result.trained["condition"].values}
     return {
         "text": [(label, "loss", {"condition": name, "task": "text"}) for name, label in names.items()],
         "copy of the first half": [
@@ -209,23 +209,23 @@ class Gap(Interventions):
     def _bracket(self, numbers: Numbers, excess: xr.DataArray) -> dict[str, tuple[float, float]]:
         """Return by condition the last gap up to which an excess is surely below 0 at every gap that was tried, and the
         first at which it is surely above: by its 95% interval, by its value where prompts are too few for one."""
-        gaps, ends = numbers.data["gap"].values.tolist(), {}
+        ends = {}
         for condition in numbers.data["condition"].values:
             at_gaps = numbers.along(excess.sel(condition=condition), "gap")
-            lower = [number.value if math.isnan(number.low) else number.low for number in at_gaps]
-            upper = [number.value if math.isnan(number.high) else number.high for number in at_gaps]
-            ends[str(condition)] = last_surely_below(gaps, upper), first_surely_above(gaps, lower)
+            lower = [number.value if math.isnan(number.low) else number.low for number in at_gaps.values()]
+            upper = [number.value if math.isnan(number.high) else number.high for number in at_gaps.values()]
+            ends[str(condition)] = last_surely_below([*at_gaps], upper), first_surely_above([*at_gaps], lower)
         return ends
 
     def findings(self, numbers: Numbers) -> list[str]:
         gaps, n_prompts = numbers.data["gap"].values.tolist(), numbers.data.sizes["prompt"]
         last, contexts = gaps[-1], Number(float(numbers.data["contexts"].values[-1])).plain
         is_read = [
-            f"{in_words(row['condition'], self.words)}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
+            f"{self.in_words(row['condition'])}: {_copy_in_words(row, last)}, and {_harm_in_words(row, last)}"
             for row in ([] if numbers.metric else self.table(numbers).to_dict("records"))
         ]
         names = map(str, numbers.data["condition"].values)
-        at_last = [f"{in_words(name, self.words)} {self._at(numbers, name, last)}" for name in names]
+        at_last = [f"{self.in_words(name)} {self._at(numbers, name, last)}" for name in names]
         few = f" By the values of {counted(n_prompts, 'prompt')}, too few for intervals." if n_prompts < FEWEST else ""
         beyond = f", {contexts:.2f} training contexts" if last else ""
         ends = f" {'; '.join(is_read)}.{few}" if is_read else ""
@@ -253,8 +253,8 @@ class Gap(Interventions):
         of_copy, of_text = (
             self._bracket(numbers, excess) for excess in (self._excess_of_copy(numbers), self._excess_of_text(numbers))
         )
-        for (name, (reads, lost)), change in zip(of_copy.items(), changes, strict=True):
-            harmless, harm = of_text[name]
+        for name, change in changes.items():
+            (reads, lost), (harmless, harm) = of_copy[name], of_text[name]
             text, copy = (numbers("loss", condition=name, task=task, gap=gap).value for task in TASKS)
             row = {"condition": name, "near": numbers("loss", condition=name, task="text", gap=gaps[0]).value}
             row |= {"text": text, "alone": alone, "change": change.value, "low": change.low, "high": change.high}

@@ -204,7 +204,7 @@ class PlaneCost(Interventions):
     def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
         for edit, rise in self.costs(numbers).items():
-            rises = dict(zip(rise["plane"].values.tolist(), numbers.along(rise, "plane"), strict=True))
+            rises = numbers.along(rise, "plane")
             dearest = sorted(rises, key=lambda plane: -rises[plane].value)[:_MOST_NAMED]
             named = "; ".join(f"plane {plane} {rises[plane]:+.3f}" for plane in dearest)
             sentences.append(f"Loss with one plane {DONE[edit]}, the dearest of {len(rises)}: {named} nats.")

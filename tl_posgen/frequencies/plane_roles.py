@@ -24,7 +24,6 @@ from tl_posgen.frequencies.numbers.roles import (
 from tl_posgen.frequencies.plane_use import SETTLED
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import Session
-from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import lines
 from tl_posgen.rope.planes import along_distances, turning_factors
@@ -68,7 +67,9 @@ class PlaneRoles(Measure):
     variables = {
         "diagonal": Variable.share("attention at D", "E_i S_{i, i-D}", ("near", *HEAD)),
         "contrast": Variable(
-            *("lift of a diagonal", "logits", "s_m(D) less the mean at the next three distances, by plane"),
+            "lift of a diagonal",
+            "logits",
+            "s_m(D) less the mean at the next three distances, by plane",
             dims=("near", *HEAD, "plane"),
             interval=True,
         ),
@@ -116,7 +117,8 @@ class PlaneRoles(Measure):
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         geometry, n = layer.geometry, layer.length
-        rope, scale, reach = geometry.rope, geometry.scale, min(n, geometry.window or n)
+        rope, scale = geometry.rope, geometry.scale
+        reach = geometry.reach(n)
         if not rope.rotary_dim or n < SETTLED + 2 or reach <= NEAR[-1] + N_NEXT:
             return {}
         z = [complex_planes(double(x), rope) for x in (layer.q, layer.k)]
@@ -158,7 +160,7 @@ class PlaneRoles(Measure):
 def _attention_at(layer: LayerCapture, distances: Sequence[int]) -> Float[Tensor, "near head"]:
     """Return E_i S_{i, i-D} over the queries from SETTLED on, at each distance."""
     diagonals = []
-    for start, stop in query_ranges(len(layer.heads), layer.length, layer.device):
+    for start, stop in layer.query_blocks():
         block, rows = layer.pattern_rows(start, stop), torch.arange(start, stop, device=layer.device)
         for distance in distances:
             keys = (rows - distance).clamp(min=0)[None, :, None].expand(len(block), -1, 1)

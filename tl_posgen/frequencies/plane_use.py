@@ -30,7 +30,6 @@ from tl_posgen.frequencies.plane_use_figure import draw_plane_use, kinds_of_laye
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes, real_coordinates
 
@@ -161,11 +160,15 @@ class PlaneUse(Measure):
             "partial planes", "", "of those that turn, less than a turn", ("context", "layer"), compared=False
         ),
         "cost": Variable(
-            *("cost of the plane", "nats", "rise of the loss with it edited, where it was measured too"),
+            "cost of the plane",
+            "nats",
+            "rise of the loss with it edited, where it was measured too",
             dims=("edit", "plane", "prompt"),
         ),
         "across_gap": Variable(
-            *("loss across a gap", "nats per token", "of the second half, over contexts; where it was measured too"),
+            "loss across a gap",
+            "nats per token",
+            "of the second half, over contexts; where it was measured too",
             dims=("rule", "task", "contexts"),
         ),
         "reach": Variable("context or window", "tokens", "L", ("context", "layer"), compared=False),
@@ -236,7 +239,7 @@ class PlaneUse(Measure):
             theta = complex_frequencies(rope, d_head).cpu()
             z = torch.view_as_complex(mean["mean"].contiguous())
             longest = longest_plane(mean["magnitude"], z, theta > 0)
-            reach = torch.tensor([min(n, geometry.window or n) for n in self.contexts], dtype=DOUBLE)
+            reach = torch.tensor([geometry.reach(n) for n in self.contexts], dtype=DOUBLE)
             half = torch.tensor(
                 [torch.nan if (plane := half_turn_plane(theta, n)) is None else plane for n in reach.tolist()],
                 dtype=DOUBLE,
@@ -330,7 +333,6 @@ def _turns_of_half_turn_planes(of_context: xr.Dataset) -> list[float]:
 def _attention_to_first(layer: LayerCapture) -> Float[Tensor, " head"]:
     """Return E_i S_i0 over the queries from SETTLED on that see the first token; NaN where none does."""
     n, device = layer.length, double_device(layer.device)
-    ranges = query_ranges(len(layer.heads), n, layer.device)
-    column = torch.cat([layer.pattern_rows(*rows)[..., 0].clone() for rows in ranges], 1)
+    column = torch.cat([layer.pattern_rows(*rows)[..., 0].clone() for rows in layer.query_blocks()], 1)
     seen = slice(min(SETTLED, n // 2), layer.geometry.window)
     return double(column[:, seen]).mean(1).to(device)

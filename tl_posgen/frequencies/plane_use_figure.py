@@ -73,7 +73,7 @@ def draw_plane_use(result: Any) -> go.Figure:
         hover = {"text": texts, "textposition": "none", "hovertemplate": "%{text}<br>%{y:.2f} x uniform<extra></extra>"}
         panels.add(number, go.Bar(x=x, y=value, name="mean over heads", **look, **hover))
         for kind, null in numbers.by_null.items():
-            y = [mean.value for mean in null.along(use, "plane")]
+            y = [mean.value for mean in null.along(use, "plane").values()]
             panels.add(number, line(x, y, kind, NULL_KINDS[kind].colour, dash=NULL_KINDS[kind].dash, width=2))
         panels.add(number, _marks_of_heads(data, use, turns))
         for place, named_cost in enumerate(costs.items()):
@@ -142,8 +142,10 @@ def _losses_across(loss: xr.DataArray) -> list[go.Scatter]:
     """Return a curve each of text and copy, by rule."""
     return [
         line(
-            *(loss["contexts"].values, loss.sel(rule=rule, task=task).values, f"{task}, {rule}"),
-            *(COLOURS[(3 + number) % len(COLOURS)],),
+            loss["contexts"].values,
+            loss.sel(rule=rule, task=task).values,
+            f"{task}, {rule}",
+            COLOURS[(3 + number) % len(COLOURS)],
             dash=dash,
         )
         for number, rule in enumerate(loss["rule"].values.tolist())

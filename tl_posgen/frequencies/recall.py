@@ -239,14 +239,16 @@ class Recall(Interventions):
         """Return x(unchanged) - x(condition) by condition, of the recall or another variable by copy."""
         values = numbers.array(name, condition=None)
         fall = values.sel(condition=UNTOUCHED, drop=True) - values.drop_sel(condition=UNTOUCHED)
-        return dict(zip(map(str, fall["condition"].values), numbers.along(fall, "condition"), strict=True))
+        return numbers.along(fall, "condition")
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: recall and how far it falls, with the ends of the fall's interval; loss of the text
         and its rise."""
         recall = numbers.along(numbers.array("recall", condition=None), "condition")
-        falls, text, rows = self.falls(numbers), super().table(numbers), []
-        for name, number in zip(text["condition"], recall, strict=True):
+        falls = self.falls(numbers)
+        text = super().table(numbers)
+        rows = []
+        for name, number in recall.items():
             fall = falls.get(name, Number(np.nan))
             row = {"condition": name, "recall": number.value, "fall": fall.value}
             rows.append(row | {"fall_low": fall.low, "fall_high": fall.high})

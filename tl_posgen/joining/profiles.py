@@ -144,7 +144,8 @@ class Profiles(Measure):
         "first_token": Variable("attention to the first token", "", "E_i S_i0 over all queries, the first itself too"),
         **{
             name: Variable(
-                *(name.replace("_", " "), "", f"S_{{i, {place}}}, mean attention on repeated random tokens"),
+                name.replace("_", " "),
+                description=f"S_{{i, {place}}}, mean attention on repeated random tokens",
                 headline=name,
                 short=short,
             )

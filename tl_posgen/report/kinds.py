@@ -20,7 +20,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tl_posgen.core.measure import ENDS, HEAD, in_words
+from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
@@ -66,13 +66,13 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             )
             bounds = None if callable(variable) else numbers.bounds_of(variable)
             nulls = {
-                kind: [number.value for number in null.along(array, along)] for kind, null in numbers.by_null.items()
+                kind: [number.value for number in null.along(array, along).values()]
+                for kind, null in numbers.by_null.items()
             }
             defined = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
             at_places = numbers.along(array, along, bounds)
-            ends = [[getattr(number, end) for number in at_places] for end in ENDS]
-            at, look = array[along].values.tolist(), (colours[name], symbols[name])
-            yield _Drawn(panel, at, name, *look, np.array(ends), defined)
+            ends = [[getattr(number, end) for number in at_places.values()] for end in ENDS]
+            yield _Drawn(panel, [*at_places], name, colours[name], symbols[name], np.array(ends), defined)
 
 
 def _finished(panels: Panels, result: Any, title: str, subtitle: Words, *notes: str) -> go.Figure:
@@ -146,7 +146,7 @@ def bars(
     def figure(result: Any) -> go.Figure:
         by_title = panels(result) if callable(panels) else panels
         curves = list(_drawn(result, by_title, along))
-        words = {label: in_words(label, result.measure.words) for curve in curves for label in curve.labels}
+        words = {label: result.measure.in_words(label) for curve in curves for label in curve.labels}
         in_panels = [sum(1 + len(curve.nulls) for curve in curves if curve.panel == n) for n in range(len(by_title))]
         n_bars = max(in_panels, default=0)
         height = 60 + max(1, len(words)) * max(24, 20 * n_bars)
@@ -245,7 +245,7 @@ def heat_maps(
             array = at_usual_labels(result, data[name], labels)
             array = array.mean([dim for dim in array.dims if dim not in (down, across)]).transpose(down, across)
             array = array if diagonal else array.where(~np.eye(*array.shape, dtype=bool))
-            where = "".join(f", {dim} = {in_words(label, result.measure.words)}" for dim, label in labels.items())
+            where = "".join(f", {dim} = {result.measure.in_words(label)}" for dim, label in labels.items())
             maps.append(Map(row, side, f"{side}{where}", array))
         axis_titles = {"x": x_title or across, "y": y_title or down}
         drawn = map_panels(maps, limits, columns=len(models), row_height=row_height, **axis_titles)

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from tl_posgen.core.formatting import in_ranges
-from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.measure import HEAD, Measure
 from tl_posgen.core.number import Number, mean_of_nulls
 from tl_posgen.core.numbers import NUMBER_DIMS
 from tl_posgen.core.report import Report
@@ -86,7 +86,7 @@ class HeadView:
                     at = dict(zip(over, place, strict=True))
                     if number := numbers.number(array.sel(at), numbers.bounds_of(name)):
                         words = [
-                            f"{label} token" if dim == "tokens" else _in_words(dim, label, result.measure.words)
+                            _in_words(result.measure, dim, label)
                             for dim, label in at.items()
                             if (dim, label) != ("tokens", "all")
                         ]
@@ -167,6 +167,8 @@ class HeadView:
         return InCell(f"<h4>{html.escape(self.name)}</h4>{table}", figure if figure.data else None)
 
 
-def _in_words(dim: str, label: Any, words: Mapping[str, str]) -> str:
+def _in_words(measure: Measure, dim: str, label: Any) -> str:
     """Return a label; a number behind its dim."""
-    return in_words(label, words) if isinstance(label, str) else f"{dim.replace('_', ' ')} {label}"
+    if dim == "tokens":
+        return f"{label} token"
+    return measure.in_words(label) if isinstance(label, str) else f"{dim.replace('_', ' ')} {label}"

@@ -6,7 +6,7 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 
 from tl_posgen.core.formatting import format_number
-from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
 
@@ -37,9 +37,9 @@ def short_table(result: Result, of: str = TRAINED) -> pd.DataFrame | None:
 
 def _with_words(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with its labels in the words of the measure."""
-    words = result.measure.words
-    named = [n for n, labels in result.trained.coords.items() if words and labels.dtype.kind in "OUT" and n in frame]
-    return frame.assign(**{str(name): [in_words(label, words) for label in frame[name]] for name in named})
+    measure, coords = result.measure, result.trained.coords
+    named = [n for n, labels in coords.items() if measure.words and labels.dtype.kind in "OUT" and n in frame]
+    return frame.assign(**{str(name): [measure.in_words(label) for label in frame[name]] for name in named})
 
 
 def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
@@ -48,7 +48,7 @@ def labelled(result: Result, frame: pd.DataFrame) -> pd.DataFrame:
 
     def heading(column: Any) -> str:
         name, *more = str(column).split(", ")
-        return ", ".join([labels.get(name, name), *(in_words(label, result.measure.words) for label in more)])
+        return ", ".join([labels.get(name, name), *map(result.measure.in_words, more)])
 
     return _with_words(result, frame).rename(columns=heading)
 

@@ -153,7 +153,7 @@ def reference_of(
     means = {}
     for layer, layer_sums in sums.items():
         geometry, n = geometries[layer], layer_sums["n"]
-        reach = min(longest, geometry.window or longest)
+        reach = geometry.reach(longest)
         p = uniform(reach) if distances == "uniform" else triangle(reach)
         if distances == "attention":
             profile = double(layer_sums["profile"])[:, :reach]

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, double_device
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Variable, in_words
+from tl_posgen.core.measure import HEAD, TOKENS, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, require
 from tl_posgen.core.run import Run
@@ -165,7 +165,7 @@ def _ranks_by(
         return drawn_scores(geometry.layer * geometry.n_heads + heads, q.shape[1], k.shape[1], seed)
     calibrated, means = calibration
     places, n = [calibrated.index(head) for head in capture.heads], means.n_distances
-    means = Means(means.q[places], means.k[places], min(n, geometry.window or n))
+    means = Means(means.q[places], means.k[places], geometry.reach(n))
     bias = geometry.distance_bias(distances_of(q.shape[1], k.shape[1], q.device).to(q.dtype), capture.heads)
     return rule_scores(cast(Rule, rule), q, k, means, geometry.rope, geometry.scale, bias)
 
@@ -240,7 +240,7 @@ class Rules(Interventions):
             {
                 "all keys": [("recall", "recall")],
                 "without the first key": [
-                    ("recall", lambda numbers: numbers.array("recall", rule=None, **WITHOUT_FIRST))
+                    ("recall", lambda numbers: numbers.array("recall", rule=None, first_token=False))
                 ],
             },
             "rule",
@@ -333,13 +333,13 @@ class Rules(Interventions):
         recalls = {rule: numbers("recall", rule=rule) for rule in rules}
         recalls[drawn] = numbers.number(numbers.array("recall", rule=drawn))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
-        without_first = {rule: numbers("recall", rule=rule, **WITHOUT_FIRST) for rule in recalls}
+        without_first = {rule: numbers("recall", rule=rule, first_token=False) for rule in recalls}
         phrases = [
-            f"{in_words(rule, WORDS)} {number.plain:.3f}{number.null_in_brackets:.3f}"
+            f"{self.in_words(rule)} {number.plain:.3f}{number.null_in_brackets:.3f}"
             for rule, number in without_first.items()
         ]
         return [
-            f"Of the attention in the best {self.budget} keys, {in_words(best, WORDS)} recalls {recalls[best]:.3f}, "
+            f"Of the attention in the best {self.budget} keys, {self.in_words(best)} recalls {recalls[best]:.3f}, "
             f"the most (mean over heads), and with it in every head the loss changes by {rises[best]:+.3f} nats; "
             f"drawn keys recall {recalls[drawn]:.3f} and change it by {rises[drawn]:+.3f}.",
             f"Recall of the best {self.budget} keys without the attention to the first key: {', '.join(phrases)}.",
@@ -347,6 +347,9 @@ class Rules(Interventions):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a rule: its loss and rise, and recall with the first key and without."""
-        columns = {"recall": {}, "recall without the first key": WITHOUT_FIRST}
-        recall = numbers.frame({name: numbers.array("recall", rule=None, **at) for name, at in columns.items()}, "rule")
+        columns = {
+            "recall": numbers.array("recall", rule=None),
+            "recall without the first key": numbers.array("recall", rule=None, first_token=False),
+        }
+        recall = numbers.frame(columns, "rule")
         return super().table(numbers).merge(recall.rename(columns={"rule": "condition"}), on="condition", how="left")

@@ -111,7 +111,9 @@ class Cone(Dominance):
             "gain of the axis", "", "|u'W| over its root mean square over directions", _SIDES, interval=True
         ),
         "score": Variable(
-            *("slash score", "", "with a part of the inputs, at the distances", ("tokens", "input", *HEAD, "distance"))
+            "slash score",
+            description="with a part of the inputs, at the distances",
+            dims=("tokens", "input", *HEAD, "distance"),
         ),
         **AT_BEST,
         "slash_score": Variable.share("slash score", "at the best distance", ("tokens", "input", *HEAD)),
@@ -177,7 +179,10 @@ class Cone(Dominance):
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         assert layer.inputs is not None
         assert layer.projections is not None
-        heads, projections, measured, by_start = list(layer.heads), layer.projections, layer.shared(statistics_of), []
+        heads = list(layer.heads)
+        projections = layer.projections
+        measured = layer.shared(statistics_of)
+        by_start = []
         for first in starts_of(layer):
             inputs = layer.inputs[first:]
             cone, positions = fit_cone(inputs), torch.arange(len(inputs), device=inputs.device)

@@ -87,10 +87,7 @@ class Slash(Dominance):
             "slash score", "highest over D < N/2", headline="slash_score", short="slash", shown_with="slash_distance"
         ),
         "slash_distance": Variable(
-            *("slash distance", "tokens", "D of slash_score"),
-            headline="slash_distance",
-            short="D",
-            whole=True,
+            "slash distance", "tokens", "D of slash_score", headline="slash_distance", short="D", whole=True
         ),
         "best_uniform": Variable.share("slash score of uniform attention", "at the best distance", compared=False),
         "dominant": Variable(
@@ -100,8 +97,9 @@ class Slash(Dominance):
             (*HEAD, "short_distance"),
         ),
         "n_long": Variable(
-            *("long dominant distances", "", "how many D of 50 .. N/2 reach kappa_long, or twice uniform attention"),
-            PER_HEAD,
+            "long dominant distances",
+            description="how many D of 50 .. N/2 reach kappa_long, or twice uniform attention",
+            dims=PER_HEAD,
         ),
         "r1": Variable.share("r1 of Q and K", "s_1^2 / sum s^2 before RoPE", ("side", *HEAD)),
     }
@@ -124,7 +122,8 @@ class Slash(Dominance):
         ),
         "first token": head_map("first_token", title="Attention to the first token", limits=None),
         "distance": head_map(
-            *("attention_distance", ("attention_distance", {"tokens": "without first"})),
+            "attention_distance",
+            ("attention_distance", {"tokens": "without first"}),
             title="Attention distance",
             subtitle="mean distance of the attended keys, in tokens",
         ),

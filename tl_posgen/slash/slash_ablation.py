@@ -110,7 +110,9 @@ class SlashAblation(Measure):
     rows = _ROWS
     variables = {
         "score": Variable(
-            *("slash score", "", "with this layer alone ablated, at the distances", ("tokens", *_ROWS, "distance"))
+            "slash score",
+            description="with this layer alone ablated, at the distances",
+            dims=("tokens", *_ROWS, "distance"),
         ),
         "slash_score": Variable("slash score", "", "at the head's best distance, unchanged", _ROWS),
         "slash_distance": Variable("best distance", "tokens", "of the unchanged head, over D < N/2", whole=True),

@@ -83,11 +83,12 @@ class SlashBiases(Dominance):
         **AT_BEST,
         "alone_at_best": Variable("slash score of biases alone", "", "at the measured one's best distance", PER_HEAD),
         "dominant": Variable(
-            *("slash-dominant", "", "score >= kappa, or twice uniform attention, at this distance"),
+            "slash-dominant",
+            description="score >= kappa, or twice uniform attention, at this distance",
             dims=(*PER_HEAD, "short_distance"),
         ),
         "dominant_alone": Variable(
-            *("slash-dominant by biases alone", "", "the same of biases alone"), dims=(*PER_HEAD, "short_distance")
+            "slash-dominant by biases alone", description="the same of biases alone", dims=(*PER_HEAD, "short_distance")
         ),
     }
     legend = (
@@ -111,7 +112,8 @@ class SlashBiases(Dominance):
             columns=3,
         ),
         "map": head_map(
-            *("slash_score", "alone_at_best"),
+            "slash_score",
+            "alone_at_best",
             title="Slash scores, and those of biases alone",
             subtitle="at each head's best distance on text, D below half the prompt",
         ),

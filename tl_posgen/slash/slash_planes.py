@@ -136,17 +136,15 @@ class SlashPlanes(Dominance):
         return {"at": "best"}
 
     def of_layer(self, layer: LayerCapture) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        measured, geometry, distances, by_start = (
-            layer.shared(statistics_of),
-            layer.geometry,
-            sorted(self.distances),
-            [],
-        )
+        measured = layer.shared(statistics_of)
+        geometry = layer.geometry
+        distances = sorted(self.distances)
+        by_start = []
         for first in starts_of(layer):
             q, k, n = layer.q[:, first:], layer.k[:, first:], layer.length - first
             score = measured.score[first, :, :n]
             planes = plane_contributions(q, k, geometry.rope, geometry.scale, geometry.window)
-            reached = [distance for distance in distances if distance < min(n, geometry.window or n)]
+            reached = [distance for distance in distances if distance < geometry.reach(n)]
             chosen = planes.new_full((*planes.shape[:2], len(distances) + 1), torch.nan)
             chosen[..., : len(reached)] = planes[..., reached]
             best = score[:, : max(1, n // 2)].argmax(-1)
@@ -159,7 +157,8 @@ class SlashPlanes(Dominance):
         return by_start[0], by_start[1]
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        data, wavelengths, masks = sums.means(), [], []
+        data = sums.means()
+        wavelengths, masks = [], []
         for _, (geometry, _) in sorted(sums.layers.items()):
             wavelength = 2 * np.pi / double(complex_frequencies(geometry.rope, geometry.d_head)).cpu()
             turning = len(geometry.rope.inv_freq)
@@ -209,11 +208,9 @@ class SlashPlanes(Dominance):
                 lines[0] += f" The most that any band lifts it in null models, mean over heads: {most} logits."
         if not np.isfinite(numbers.data["wavelength"]).any():
             return [*lines, "No plane of this model turns, so queries and keys of rank one would make no slash."]
-        r, chance, dominant = (
-            numbers("correlation"),
-            numbers("chance_correlation"),
-            group_mean(numbers, "correlation", "dominant"),
-        )
+        r = numbers("correlation")
+        chance = numbers("chance_correlation")
+        dominant = group_mean(numbers, "correlation", "dominant")
         return [
             *lines,
             "The slash scores predicted from rank one, less those of uniform attention, correlate with the measured "

@@ -66,8 +66,11 @@ class SlashTransfer(Dominance):
     after = (Slash,)
     variables = {
         "slash_score": Variable(
-            *("slash score on random tokens", "", "at the head's best distance on text, of either source"),
-            *(("tokens", "source", *HEAD), "random_slash_score", "random"),
+            "slash score on random tokens",
+            description="at the head's best distance on text, of either source",
+            dims=("tokens", "source", *HEAD),
+            headline="random_slash_score",
+            short="random",
         ),
         "score": Variable("slash score", dims=("tokens", "source", *HEAD, "distance")),
         "slash_distance": Variable("best distance on text", "tokens", "over D < N/2", whole=True),
@@ -130,10 +133,8 @@ class SlashTransfer(Dominance):
         return numbers.number((text & random).sum(HEAD) / (text | random).sum(HEAD))
 
     def _dominant(self, numbers: Numbers, distance: int | list[int], source: str) -> xr.DataArray:
-        score, uniform = (
-            numbers.array("score", source=source, distance=distance),
-            numbers.array("uniform", distance=distance),
-        )
+        score = numbers.array("score", source=source, distance=distance)
+        uniform = numbers.array("uniform", distance=distance)
         return score >= thresholds(self.kappa, uniform)
 
     def findings(self, numbers: Numbers) -> list[str]:

@@ -103,7 +103,12 @@ class Sources(Measure):
     question = "Who writes the position?"
     variables = {
         "top_share": Variable(
-            *("largest share of a source", "", "max_s share_s", DIMS, "source_share", "src"), interval=True
+            "largest share of a source",
+            description="max_s share_s",
+            dims=DIMS,
+            headline="source_share",
+            short="src",
+            interval=True,
         ),
         "top_source": Variable("source of the largest share", "", "its name", DIMS),
         "share": Variable(
@@ -111,8 +116,9 @@ class Sources(Measure):
         ),
         "mean_square": Variable("E w^2", "logits^2", "of the part of the score that the term is", DIMS),
         "fall": Variable(
-            *("fall of the slash score", "", "1 - score without the source's constant in the keys / score"),
-            _OF_SOURCE,
+            "fall of the slash score",
+            description="1 - score without the source's constant in the keys / score",
+            dims=_OF_SOURCE,
             interval=True,
         ),
         "constant_energy": Variable("energy of the constant", "", "|E k_s|^2", _OF_SOURCE),
@@ -122,7 +128,9 @@ class Sources(Measure):
     }
     figures = {
         "layers": heat_maps(
-            *("share", "layer", "source"),
+            "share",
+            "layer",
+            "source",
             title="Sources, mean over heads",
             subtitle="shares sum to 1 along a row; negative where a source works against the others",
             limits=(-1.0, 1.0),
@@ -205,7 +213,7 @@ class Sources(Measure):
         """Return the spread of u(d) over the distances of the prompts of these sums, as in `variance`."""
         (geometry, _), moments = sums.layers[layer], sums.by_layer(f"moments {tokens}")[layer]
         n = self.n_distances or max(sums.lengths.values())
-        return weighted_spread(*turning(moments, geometry.rope, min(n, geometry.window or n), self.weights))
+        return weighted_spread(*turning(moments, geometry.rope, geometry.reach(n), self.weights))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
         last_first = (

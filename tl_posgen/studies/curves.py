@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import ALL, MOST_LABELS, NUMBER_DIMS, TRAINED, Numbers, at_init, mean_of, mean_over
 from tl_posgen.core.result import Result
 from tl_posgen.interventions import UNTOUCHED, Interventions
@@ -150,7 +150,7 @@ def _effects(
     says what changes.
     """
     measure, numbers = result.measure, result.numbers
-    words = {"words": json.dumps({name: in_words(name, measure.words) for name in _conditions_of(result)})}
+    words = {"words": json.dumps({name: measure.in_words(name) for name in _conditions_of(result)})}
     if isinstance(measure, Interventions) and measure.control:
         share = measure.recovered_of(numbers).drop_sel(condition=[UNTOUCHED, measure.control])
         share = share.drop_vars(

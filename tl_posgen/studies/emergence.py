@@ -81,8 +81,8 @@ class Emergence(Measure):
         is followed if left out); {} where it was not measured."""
         for curve in (_LOSS, *followed(numbers.dataset)):
             if curve.name == name and condition in (None, curve.at.get("condition")):
-                at_checkpoints = numbers.along(curve.array(numbers), "checkpoint", numbers.bounds_of(name))
-                return dict(zip(numbers.data["step"].values.tolist(), at_checkpoints, strict=True))
+                array = curve.array(numbers).assign_coords(checkpoint=numbers.data["step"].values)
+                return numbers.along(array, "checkpoint", numbers.bounds_of(name))
         return {}
 
     def findings(self, numbers: Numbers) -> list[str]:

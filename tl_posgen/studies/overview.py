@@ -302,8 +302,8 @@ class Overview(Measure):
     ) -> dict[tuple[str, str], float]:
         """Return the value of a followed number by model and revision, of the places that have one."""
         array = curve.array(numbers).stack(place=("model", "revision"))
-        at_places = zip(array["place"].values.tolist(), numbers.along(array, "place"), strict=True)
-        return {place: number.value for place, number in at_places if number and place in places}
+        at_places = numbers.along(array, "place")
+        return {place: number.value for place, number in at_places.items() if number and place in places}
 
     def _named(self, numbers: Numbers, values: Mapping[tuple[str, str], float]) -> dict[str, float]:
         """Return values by the name of a model, with its revision where the model has several."""

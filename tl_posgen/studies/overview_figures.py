@@ -51,12 +51,12 @@ def draw_conditions(result: Any) -> go.Figure:
         for place, model in enumerate(result.trained["model"].values.tolist()):
             of_model = array.sel(model=model)
             for kind, null in numbers.by_null.items():
-                values = [number.value for number in null.along(of_model, "condition")]
+                values = [number.value for number in null.along(of_model, "condition").values()]
                 look = {"color": NULL_KINDS[kind].colour, "symbol": NULL_KINDS[kind].symbol, "size": 6}
                 if np.isfinite(values).any():
                     panels.add(panel, go.Scatter(x=values, y=names, name=kind, mode="markers", marker=look))
             at_conditions = numbers.along(of_model, "condition", numbers.bounds_of(curves[0].name))
-            ends = np.array([[getattr(number, end) for number in at_conditions] for end in ENDS])
+            ends = np.array([[getattr(number, end) for number in at_conditions.values()] for end in ENDS])
             if np.isfinite(ends[0]).any():
                 look = {"color": COLOURS[place % len(COLOURS)], "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 8}
                 bar = error_bars(*ends)

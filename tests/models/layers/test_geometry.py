@@ -59,3 +59,9 @@ def test_the_bias_is_added_behind_the_cap():
     geometry, products = GEOMETRIES["both"][0], torch.tensor([[[3.0, -1.0]]])
     found = geometry.finish(products, torch.tensor([[4, 0]]), [1])
     torch.testing.assert_close(found, 2 * (products / 2).tanh() - torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 9, 12])
+def test_a_query_reaches_as_many_keys_as_the_last_row_sees(window):
+    geometry = replace(PLAIN, window=window)
+    assert geometry.reach(9) == geometry.visible(9)[-1].sum()

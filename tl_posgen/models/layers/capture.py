@@ -1,7 +1,7 @@
 """The capture of one layer on one prompt, which every measure is given."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Complex, Float, Int, Real
 from torch import Tensor
 
+from tl_posgen.arithmetic import query_ranges
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.layers.projections import Projections
@@ -175,6 +176,11 @@ class LayerCapture:
         """
         q, k, at = self.rotated_q[:, :n], self.rotated_k[:, :n], self.positions[:n]
         return scores_from(q, k, self.geometry, self.heads, self.query_positions[:n], at)
+
+    def query_blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) of blocks of queries for `pattern_rows`, `attn_score_rows` and `score_rows`, so that no
+        [query, key] matrix of all heads is formed."""
+        return query_ranges(len(self.heads), self.length, self.device)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
         """Return the pattern of queries start .. stop - 1 over keys before `stop`; a streamed pass forms no more."""

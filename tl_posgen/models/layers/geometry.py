@@ -107,6 +107,10 @@ class LayerGeometry:
     def key_heads(self, heads: Iterable[int]) -> list[int]:
         return [self.key_head(head) for head in heads]
 
+    def reach(self, n: int) -> int:
+        """min(n, window): how many keys a query of n tokens sees at most, and so how many distances."""
+        return min(n, self.window or n)
+
     def visible(self, n: int, device: torch.device | str = "cpu") -> Bool[Tensor, "query key"]:
         """Return which keys each of n queries sees: the causal mask, and the window where there is one."""
         position = torch.arange(n, device=device)

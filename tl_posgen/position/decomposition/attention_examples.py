@@ -63,10 +63,14 @@ class AttentionExamples(Measure):
             "attention", "", "softmax of the scores, or of a(i-j) + b(i) + c(j)", ("example", "scores", "query", "key")
         ),
         "of_every_head": Variable(
-            *("attention of every head", "", "as attention, the first tokens", ("scores", "unit", "row", "column"))
+            "attention of every head",
+            description="as attention, the first tokens",
+            dims=("scores", "unit", "row", "column"),
         ),
         "r_within_rows": Variable(
-            *("r within rows, first prompt", "", "of all tokens of the prompt that is shown", ("example",)),
+            "r within rows, first prompt",
+            description="of all tokens of the prompt that is shown",
+            dims=("example",),
             headline="r_within_rows",
         ),
     }

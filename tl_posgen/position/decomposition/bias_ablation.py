@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, Variable, in_words
+from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
@@ -110,7 +110,7 @@ class BiasAblation(Interventions):
         return {"loss": loss, **{str(part): array for part, array in parts.items()}}
 
     def findings(self, numbers: Numbers) -> list[str]:
-        shares = "; ".join(f"{in_words(name, self.words)} {numbers('position', condition=name):.0%}" for name in _SIDES)
+        shares = "; ".join(f"{self.in_words(name)} {numbers('position', condition=name):.0%}" for name in _SIDES)
         return [
             *super().findings(numbers),
             f"Position is {numbers('position'):.0%} of the score variance that softmax sees; with {shares}.",

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 import xarray as xr
 
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
@@ -75,15 +75,23 @@ class BiasPairs(Measure):
     needs = frozenset({"inputs"})
     variables = {
         "of_biases": Variable(
-            *("position by biases alone", "", "`share` of bias-bias in position", _DIMS, "bias_position", "bias pos"),
+            "position by biases alone",
+            description="`share` of bias-bias in position",
+            dims=_DIMS,
+            headline="bias_position",
+            short="bias pos",
             interval=True,
         ),
         "share": Variable(
-            *("share", "", "cov(part of the product's scores, of all) / Var of what softmax sees; sums to 1", _OF_PAIR),
+            "share",
+            description="cov(part of the product's scores, of all) / Var of what softmax sees; sums to 1",
+            dims=_OF_PAIR,
             interval=True,
         ),
         "alone": Variable(
-            *("share alone", "", "Var(part of the product's scores) / Var of what softmax sees", _OF_PAIR),
+            "share alone",
+            description="Var(part of the product's scores) / Var of what softmax sees",
+            dims=_OF_PAIR,
             interval=True,
         ),
     }
@@ -117,7 +125,7 @@ class BiasPairs(Measure):
         return {"pair": PAIRS, "part": list(PARTS)}
 
     def usual(self) -> Mapping[str, Any]:
-        return {**WITHOUT_FIRST, "pair": ALONE, "part": "position"}
+        return {"tokens": TOKENS[1], "pair": ALONE, "part": "position"}
 
     def requires(self, session: Session) -> None:
         session.require_biases()
@@ -128,13 +136,15 @@ class BiasPairs(Measure):
         return dict(zip(TOKENS, layer.shared(triple_moments_of), strict=True)) | {"biases": OfFirstPrompt(biases)}
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        n, layer_shares = self.n_distances or max(sums.lengths.values()), {}
+        n = self.n_distances or max(sums.lengths.values())
+        layer_shares = {}
         for layer, (geometry, _) in sums.layers.items():
-            (bias_q, bias_k), values = sums.by_layer("biases")[layer].value, []
-            reach, rope, scale = min(n, geometry.window or n), geometry.rope, geometry.scale
+            bias_q, bias_k = sums.by_layer("biases")[layer].value
+            where = (geometry.rope, geometry.scale, geometry.reach(n))
+            values = []
             for tokens in TOKENS:
                 moments = sums.by_layer(tokens)[layer]
-                shares = vars(bias_pair_shares(moments, bias_q, bias_k, rope, scale, reach, weights=self.weights))
+                shares = vars(bias_pair_shares(moments, bias_q, bias_k, *where, weights=self.weights))
                 varies = moments.q.n > 1 and geometry.window != 1  # else a token sees itself alone, or nothing varies
                 values.append({name: x if varies else torch.full_like(x, torch.nan) for name, x in shares.items()})
             layer_shares[layer] = values[0], values[1]

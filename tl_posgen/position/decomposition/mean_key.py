@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import NonNegative
 from tl_posgen.models.geometry.probe import Probed
@@ -87,7 +87,11 @@ class MeanKey(Measure):
     def of_layer(self, layer: LayerCapture) -> Any:
         geometry = layer.geometry
         return mean_key_products(
-            *(layer.q, layer.k, geometry.rope, geometry.scale, self.labels()["d0"]),
+            layer.q,
+            layer.k,
+            geometry.rope,
+            geometry.scale,
+            self.labels()["d0"],
             window=geometry.window,
             rotated=(layer.rotated_q, layer.rotated_k),
             scores=layer.shared(pair_moments_of) if geometry.bilinear else None,
@@ -107,7 +111,8 @@ class MeanKey(Measure):
 
     figures = {
         "map": head_map(
-            *("r", ("r", WITHOUT_FIRST)),
+            "r",
+            ("r", {"tokens": "without first"}),
             title="Mean-key split",
             subtitle="f + g with the head's mean key and dummy distance d0 = {d0:g} (our reconstruction)",
             limits=(0.0, 1.0),

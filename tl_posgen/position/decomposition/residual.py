@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double, row_ranges
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
@@ -62,7 +62,9 @@ class Residual(Measure):
     }
     figures = {
         "map": head_map(
-            *("share", ("share", WITHOUT_FIRST), ("top_share", WITHOUT_FIRST)),
+            "share",
+            ("share", {"tokens": "without first"}),
+            ("top_share", {"tokens": "without first"}),
             title="What the three-axis fit leaves",
             subtitle="share of the variance within rows that a(i-j) + b(i) + c(j) leaves; its top singular direction",
         )
@@ -104,7 +106,7 @@ class Residual(Measure):
             for layer, (geometry, _) in sums.layers.items()
             if any(CausalPairs(m, geometry.window, False).saturated for m in set(sums.lengths.values()))
         ]
-        defined, has_top, has_n = (array.sel(WITHOUT_FIRST).notnull() for array in (share, top, n))
+        defined, has_top, has_n = (array.sel(tokens="without first").notnull() for array in (share, top, n))
         saturated = share["layer"].isin(fitted)
         why = {
             "a window of 1 or 2 tokens leaves no more pairs than the fit has parameters": saturated & ~defined & has_n,
@@ -115,11 +117,11 @@ class Residual(Measure):
         return data.assign_attrs(not_defined="; ".join(reasons))
 
     def findings(self, numbers: Numbers) -> list[str]:
-        most, least = (numbers.extreme("share", top, **WITHOUT_FIRST) for top in (True, False))
+        most, least = (numbers.extreme("share", top, first_token=False) for top in (True, False))
         sentences = [
             f"Position + query + key leave {numbers('share'):.0%} of the score variance within rows, without the first "
-            f"token {numbers('share', **WITHOUT_FIRST):.0%}, of which one singular direction holds "
-            f"{numbers('top_share', **WITHOUT_FIRST):.0%}. "
+            f"token {numbers('share', first_token=False):.0%}, of which one singular direction holds "
+            f"{numbers('top_share', first_token=False):.0%}. "
             f"Most: {most:.3f}; least: {least:.3f}."
         ]
         return sentences + ([f"Not defined: {numbers.attrs['not_defined']}."] if numbers.attrs["not_defined"] else [])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.formatting import counted
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, NonNegative, Positive
 from tl_posgen.core.sums import Sums
@@ -198,7 +198,9 @@ class ThreeAxis(Measure):
         return of_all_layers(self, layer_values, lambda moments: _values_of(*fits_of(moments, **options)))
 
     def of_sums(self, sums: Sums) -> xr.Dataset:
-        data, why, lengths = sums.means(), "", sorted(set(sums.lengths.values()))
+        data = sums.means()
+        why = ""
+        lengths = sorted(set(sums.lengths.values()))
         windows = {geometry.window for geometry, _ in sums.layers.values()} - {None}
         narrow = [window for window in windows if CausalPairs(max(lengths), window).saturated]
         if short := [n for n in lengths if CausalPairs(n).saturated]:
@@ -222,7 +224,7 @@ class ThreeAxis(Measure):
             "A sum of three curves, a(distance) + b(query) + c(key), correlates with the scores at "
             f"r = {numbers('r'):.3f}{weighted}, mean over {counted(n_heads, 'head')}{numbers.layers_not_above('r')}; "
             "without "
-            f"the first token {numbers('r', **WITHOUT_FIRST):.3f}.",
+            f"the first token {numbers('r', first_token=False):.3f}.",
             f"Within rows, which is all that softmax sees, r = {numbers('r_within_rows'):.3f}, of scores with a "
             "standard "
             f"deviation of {size.with_interval:.2f} logits{size.null_in_brackets:.2f}. Highest r: "
@@ -236,7 +238,9 @@ class ThreeAxis(Measure):
             title="Three-axis fit by layer",
         ),
         "map": head_map(
-            *("r", ("r", {"tokens": "without first"}), "r_within_rows"),
+            "r",
+            ("r", {"tokens": "without first"}),
+            "r_within_rows",
             title="Three-axis fit",
             subtitle="correlation of the scores with a(i-j) + b(i) + c(j), {weighting}; "
             "within rows is what softmax can see",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
@@ -123,11 +123,17 @@ class Variance(Measure):
         ),
         "position": Variable.share("position", f"d + qd, {_OF_VISIBLE}", _DIMS, "position_share", ranked=True),
         "absolute": Variable(
-            *("share of the key's place", "", f"part of k + qk + kd + qkd, {_OF_VISIBLE}", _DIMS, "absolute_share"),
-            *("place", True),
+            "share of the key's place",
+            description=f"part of k + qk + kd + qkd, {_OF_VISIBLE}",
+            dims=_DIMS,
+            headline="absolute_share",
+            short="place",
+            interval=True,
         ),
         "places_alone": Variable(
-            *("share of places alone", "", f"what places of query and key determine, {_OF_VISIBLE}", _DIMS),
+            "share of places alone",
+            description=f"what places of query and key determine, {_OF_VISIBLE}",
+            dims=_DIMS,
             interval=True,
         ),
         "content": Variable.share("content", f"k + qk, {_OF_VISIBLE}", _DIMS, "content_share"),
@@ -166,7 +172,8 @@ class Variance(Measure):
             subtitle="over all (query, key, distance), first token left out",
         ),
         "map": head_map(
-            *("additive_r", *PARTS),
+            "additive_r",
+            *PARTS,
             title="Position + content",
             subtitle="shares of the variance that softmax can see; additive r: the correlation of it with the best "
             "f(query, distance) + g(query, key), sqrt(position + content); first token left out",
@@ -203,7 +210,7 @@ class Variance(Measure):
         return self
 
     def usual(self) -> Mapping[str, Any]:
-        return {**WITHOUT_FIRST, "of": "scores"}
+        return {"tokens": TOKENS[1], "of": "scores"}
 
     def of_layer(self, layer: LayerCapture) -> Mapping[str, Any]:
         moments = layer.shared(triple_moments_of)
@@ -233,7 +240,7 @@ class Variance(Measure):
                 if self.absolute:
                     places = {side: sums.by_layer(f"places of {side}")[layer] for side in "qk"}
                     shared = {side: of_side.shared(geometry.rope, first) for side, of_side in places.items()}
-                    arguments = (geometry.rope, geometry.scale, min(n, geometry.window or n), self.weights)
+                    arguments = (geometry.rope, geometry.scale, geometry.reach(n), self.weights)
                     of_tokens["by_place"] = shares_by_place(shares, moments, shared, *arguments)
                 values.append(of_tokens)
             if sums.by_layer(TOKENS[1])[layer].q.n < 2:  # of one token nothing varies
@@ -267,9 +274,9 @@ class Variance(Measure):
                 f"RoPE did not put there: {shares}. Most: {head_name(most.layer, most.head)}, {of_most:.1%}."
             )
         if not texts or any(numbers(part).value for part in ("position", "interaction")):  # else zero by construction
-            n = counted(int(numbers.data["additive_r"].sel(WITHOUT_FIRST).notnull().sum()), "head")
+            n = counted(int(numbers.data["additive_r"].sel(tokens="without first").notnull().sum()), "head")
             size, shares = numbers("size"), ", ".join(f"{part} {numbers(part):.0%}" for part in PARTS)
-            of_query = numbers.data["share"].sel(WITHOUT_FIRST).sel(part="q")
+            of_query = numbers.data["share"].sel(tokens="without first", part="q")
             texts += [
                 f"Softmax sees how the scores of one query differ: by a standard deviation of {size.with_interval:.2f} "
                 f"logits{size.null_in_brackets:.2f}, mean over {n}, first token left out. Of this variance, where "
@@ -318,6 +325,6 @@ def shares_of(
     moments: TripleMoments, geometry: LayerGeometry, heads: Sequence[int], n: int, weights: DistanceWeights
 ) -> VarianceShares:
     """Return the decomposition of a layer's heads over n distances, at most those in its window; ALiBi joins d."""
-    n = min(n, geometry.window or n)
+    n = geometry.reach(n)
     bias = geometry.distance_bias(torch.arange(n, dtype=DOUBLE, device=moments.q.mean.device), heads)
     return variance_shares(moments, geometry.rope, geometry.scale, n, weights=weights, bias=bias)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.core.measure import HEAD, WITHOUT_FIRST, Variable
+from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each, NonNegative
 from tl_posgen.core.run import Run
@@ -188,7 +188,7 @@ class DummyDistance(Interventions):
         geometry, q, k = layer.geometry, layer.q[:, first:], layer.k[:, first:]
         hidden = (d0s >= (geometry.window or math.inf)).to(q.device)
         longest = self.longest or layer.length
-        distances = layer.positions[: min(longest, geometry.window or longest)]
+        distances = layer.positions[: geometry.reach(longest)]
         energies = table_energies(q, k, geometry.rope, geometry.scale, distances).mean(-1)
         _, key, neither = share = energies / energies.sum(0)
         agreement = key_agreement(q, k, geometry.rope, d0s).masked_fill(hidden | hidden[:, None], torch.nan)
@@ -209,11 +209,9 @@ class DummyDistance(Interventions):
         return at | beyond
 
     def findings(self, numbers: Numbers) -> list[str]:
-        r, (distance, key, neither) = (
-            numbers("key_part_r", **WITHOUT_FIRST),
-            (numbers("share", part=part, **WITHOUT_FIRST) for part in PARTS),
-        )
-        refits = {d0: numbers("refit_r", d0=d0, **WITHOUT_FIRST) for d0 in numbers.data["d0"].values.tolist()}
+        r = numbers("key_part_r", first_token=False)
+        distance, key, neither = (numbers("share", part=part, first_token=False) for part in PARTS)
+        refits = {d0: numbers("refit_r", d0=d0, first_token=False) for d0 in numbers.data["d0"].values.tolist()}
         defined = [d0 for d0, refit in refits.items() if refit] or list(refits)
         extremes = dict.fromkeys(pick(defined, key=lambda d0: refits[d0].value) for pick in (min, max))
         ends = [f"{refits[d0].plain:.2f}{refits[d0].null_in_brackets:.2f} at {d0:g}" for d0 in extremes]
@@ -224,7 +222,7 @@ class DummyDistance(Interventions):
         change = f"rises by {at[best]:.3f} at least" if is_loss else f"changes by {at[best]:+.3f}, the lowest,"
         return [
             f"First token left out, distance part and key part together correlate with the table at "
-            f"{numbers('additive_r', **WITHOUT_FIRST):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
+            f"{numbers('additive_r', first_token=False):.3f}; with it {numbers('additive_r'):.3f}. Of its variance the "
             "distance takes "
             f"{distance:.0%}, the key alone {key:.0%}, and neither explains {neither:.0%}. Each distance's mean taken "
             f"away, the key part correlates with it at {r.with_interval:.3f}{r.null_in_brackets:.3f}.",
@@ -235,7 +233,7 @@ class DummyDistance(Interventions):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         refits = {
-            f"at {d0:.9g}": numbers("refit_r", d0=d0, **WITHOUT_FIRST).value
+            f"at {d0:.9g}": numbers("refit_r", d0=d0, first_token=False).value
             for d0 in numbers.data["d0"].values.tolist()
         }
         frame = super().table(numbers)
@@ -244,12 +242,14 @@ class DummyDistance(Interventions):
     figures = {
         "map": head_map(
             *(("share", {"part": part}) for part in PARTS),
-            ("key_part_r", WITHOUT_FIRST),
+            ("key_part_r", {"tokens": "without first"}),
             title="Dummy-distance tables",
             subtitle="each query against each key at every distance: shares of the table's variance, and key part r",
         ),
         "agreement": heat_maps(
-            *("key_agreement", "d0", "other_d0"),
+            "key_agreement",
+            "d0",
+            "other_d0",
             per=["tokens"],
             title="Does the key part stay?",
             subtitle="correlation over keys of the scores at two distances, mean over queries, heads and prompts",
@@ -260,7 +260,7 @@ class DummyDistance(Interventions):
             _curves,
             measure="refit_r",
             along="d0",
-            at=WITHOUT_FIRST,
+            at={"tokens": "without first"},
             title="The key part, fitted again",
             subtitle="correlation of c at the true distances with c with every pair at d0; no trend, first token out",
             y_title="correlation",

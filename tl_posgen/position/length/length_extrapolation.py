@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tl_posgen.core.measure import HEAD, Measure, Variable, in_words
+from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Whole, Within
@@ -26,7 +26,6 @@ from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
 from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.length_extrapolation_figure import draw_outputs
 from tl_posgen.position.length.numbers import (
@@ -86,7 +85,8 @@ def _by_condition(**titles: str) -> Callable[[Any], dict[str, Any]]:
         conditions = result.trained["condition"].values.tolist()
         curves = {
             name: [
-                (in_words(condition, WORDS), partial(drawn, name=name, condition=condition)) for condition in conditions
+                (result.measure.in_words(condition), partial(drawn, name=name, condition=condition))
+                for condition in conditions
             ]
             for name in titles
         }
@@ -269,9 +269,8 @@ class LengthExtrapolation(Measure):
 
             def add_layer(number: int, layer: LayerCapture) -> None:
                 assert layer.v is not None
-                ranges = query_ranges(len(layer.heads), n, layer.v.device)
                 blocks = []
-                for start, stop in ranges:
+                for start, stop in layer.query_blocks():
                     pattern = layer.pattern_rows(start, stop)
                     attention = entropy_and_normaliser(layer.attn_score_rows(start, stop), pattern)
                     blocks.append((pattern @ layer.v[:, :stop], *attention))
@@ -351,7 +350,7 @@ class LengthExtrapolation(Measure):
         for condition in numbers.data["condition"].values.tolist():
             beyond = self.beyond(numbers, condition)
             sentences.append(
-                f"Beyond {length}, {in_words(condition, WORDS)}: the loss is {beyond['loss'].plain:.2f}, "
+                f"Beyond {length}, {self.in_words(condition)}: the loss is {beyond['loss'].plain:.2f}, "
                 f"{beyond['rise']:+.2f} against the unchanged model's inside it; the outputs of "
                 f"{beyond['within_noise']:.0%} of heads stay in their distribution."
             )

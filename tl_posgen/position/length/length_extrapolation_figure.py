@@ -6,7 +6,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_posgen.core.formatting import format_number
-from tl_posgen.core.measure import in_words
 from tl_posgen.report.figures import Panels, drawn_models, line, model_label
 
 
@@ -16,7 +15,7 @@ def draw_outputs(result: Any) -> go.Figure:
     conditions = [str(condition) for condition in result.trained["condition"].values]
     rows = [(side, data.sel(shown_layer=layer)) for side, data, _ in models for layer in data["shown_layer"].values]
     titles = [
-        f"{in_words(condition, result.measure.words)}, layer {int(data['shown_layer'])}<br>{side}: share "
+        f"{result.measure.in_words(condition)}, layer {int(data['shown_layer'])}<br>{side}: share "
         f"{format_number(float(data['plane_share']), '.0%')}"
         for side, data in rows
         for condition in conditions

@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
-from tl_posgen.core.measure import WITHOUT_FIRST, Variable, in_words
+from tl_posgen.core.measure import Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold
@@ -55,7 +55,7 @@ def plane_shares(planes: xr.Dataset, layers: Any, by_planes: bool) -> xr.DataArr
     Args:
         by_planes: planes by number, NaN where a layer has fewer; else bands by name, which sum planes.
     """
-    data = planes.sel(layer=layers, **WITHOUT_FIRST).drop_vars("tokens").rename(plane="planes")
+    data = planes.sel(layer=layers, tokens="without first").drop_vars("tokens").rename(plane="planes")
     turning = np.isfinite(data["wavelength"])
     data, turning = (values.isel(planes=turning.any("layer").values) for values in (data, turning))
     parts = (data["share_by_plane"] * data["share"] * data["std"] ** 2).sel(part=list(CARRIED[:2])).mean("head")
@@ -117,19 +117,23 @@ class PlanePerturbation(Interventions):
     after = (Planes,)
     variables = {
         "loss": Variable(
-            *("loss", "nats", "per token; control: under a random rotation of the same energy"),
+            "loss",
+            "nats",
+            "per token; control: under a random rotation of the same energy",
             ("condition", "cost", "prompt"),
             "loss",
         ),
         "map_rise": Variable(
-            *("rise of the loss, one plane of one layer", "nats", "as of all planes"),
+            "rise of the loss, one plane of one layer",
+            "nats",
+            "as of all planes",
             ("map_edit", "layer", "planes", "cost", "prompt"),
         ),
         "share": Variable(
-            *("share of the plane", ""),
-            "position, content: variance of the part, of every plane, or band, of every layer as a share of the whole "
-            "map, logits^2, mean over heads; energy: of E|z|^2 of its layer, mean over q, k and heads",
-            ("part", "layer", "planes"),
+            "share of the plane",
+            description="position, content: variance of the part, of every plane, or band, of every layer as a share "
+            "of the whole map, logits^2, mean over heads; energy: of E|z|^2 of its layer, mean over q, k and heads",
+            dims=("part", "layer", "planes"),
         ),
     }
     requires, refuse = require_rope, require_rope_in_layers
@@ -147,7 +151,9 @@ class PlanePerturbation(Interventions):
             form="+.3f",
         ),
         "map": heat_maps(
-            *("map_rise", "layer", "planes"),
+            "map_rise",
+            "layer",
+            "planes",
             per=["map_edit"],
             title="Rise of the loss, one plane of one layer at a time",
             subtitle="nats per token, full strength, q and k",
@@ -249,7 +255,7 @@ class PlanePerturbation(Interventions):
         null = max((abs(init) for rise in rises.values() for init in rise.inits), default=math.nan)
         of_init = in_brackets("" if math.isnan(null) else f"random init at most {null:.3f}")
         costs = (
-            f"{in_words(edit, self.words)} {rises[edit].with_interval:+.3f}, "
+            f"{self.in_words(edit)} {rises[edit].with_interval:+.3f}, "
             f"{self._less_control(numbers, edit).with_interval:+.3f} more than a "
             "random rotation of the same energy"
             for edit in self.edits
@@ -257,7 +263,7 @@ class PlanePerturbation(Interventions):
         sentences = [f"Rise of the loss in nats, all planes of q and k edited{strength}{of_init}: {'; '.join(costs)}."]
         if "map_rise" in numbers:
             edits = numbers.data["map_edit"].values
-            rhos = (f"{in_words(edit, self.words)} {self.rho(numbers, edit):.2f}" for edit in edits)
+            rhos = (f"{self.in_words(edit)} {self.rho(numbers, edit):.2f}" for edit in edits)
             sentences.append(
                 f"Over planes, the rise has a rank correlation with what they carry of position: {'; '.join(rhos)}."
             )
@@ -265,7 +271,7 @@ class PlanePerturbation(Interventions):
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         control = numbers.along(self.rise_of(numbers, "control"), "condition")
-        return super().table(numbers).assign(control=[rise.value for rise in control])
+        return super().table(numbers).assign(control=[rise.value for rise in control.values()])
 
 
 def _third(band: str) -> Callable[[Rope], Tensor]:

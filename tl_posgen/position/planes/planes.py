@@ -9,7 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.core.measure import HEAD, TOKENS, WITHOUT_FIRST, Measure, Variable
+from tl_posgen.core.measure import HEAD, TOKENS, Measure, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, Positive
@@ -33,7 +33,6 @@ from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
 _DIMS, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
-_INTERACTION = {"part": "interaction", **WITHOUT_FIRST}
 
 
 def require_rope(self: Measure, session: Session) -> None:
@@ -104,8 +103,9 @@ class Planes(Measure):
         "energy": Variable("share of energy", "", "share of E|z|^2 over planes", (*_OF_SIDE, "plane")),
         "share": Variable.share("share", "of the part in std^2", _OF_PART),
         "share_by_plane": Variable(
-            *("share of the plane", "", "of each part, adds up to 1 over planes; below 0: works against the others"),
-            (*_OF_PART, "plane"),
+            "share of the plane",
+            description="of each part, adds up to 1 over planes; below 0: works against the others",
+            dims=(*_OF_PART, "plane"),
             interval=True,
         ),
         "std": Variable(
@@ -115,10 +115,11 @@ class Planes(Measure):
             "sum of plane scores / std", "", "sum_m s_m / std", _DIMS, "plane_score_sum", "plane score", interval=True
         ),
         "additive": Variable(
-            *("certified additive", ""),
-            "1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d 2|sin(theta d / 2)| "
-            "<= eps",
-            *(_DIMS, "plane_additive"),
+            "certified additive",
+            description="1: in every plane E|k - kbar| <= eps E|k|, or 4 scale E|q| E|k| <= eps std, or max_d "
+            "2|sin(theta d / 2)| <= eps",
+            dims=_DIMS,
+            headline="plane_additive",
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
@@ -126,19 +127,23 @@ class Planes(Measure):
     figures = {
         "planes": lines(
             {
-                "length of z": [(name, "magnitude", {"side": side, **WITHOUT_FIRST}) for side, name in SIDES.items()],
-                "concentration": [
-                    (name, "concentration", {"side": side, **WITHOUT_FIRST}) for side, name in SIDES.items()
+                "length of z": [
+                    (name, "magnitude", {"side": side, "tokens": "without first"}) for side, name in SIDES.items()
                 ],
-                "share of the plane": [(part, "share_by_plane", {"part": part, **WITHOUT_FIRST}) for part in PARTS[:2]],
+                "concentration": [
+                    (name, "concentration", {"side": side, "tokens": "without first"}) for side, name in SIDES.items()
+                ],
+                "share of the plane": [
+                    (part, "share_by_plane", {"part": part, "tokens": "without first"}) for part in PARTS[:2]
+                ],
             },
             "plane",
             title="What planes carry",
             subtitle="before RoPE, first token left out; mean over heads; planes by number, the fastest first",
         ),
         "scatter": points(
-            ("score_sum", WITHOUT_FIRST),
-            ("share", _INTERACTION),
+            ("score_sum", {"tokens": "without first"}),
+            ("share", {"part": "interaction", "tokens": "without first"}),
             title="Do the planes foretell how additive a head is?",
             subtitle="first token left out",
             x_title="sum of plane scores / std of the scores",
@@ -172,7 +177,8 @@ class Planes(Measure):
         layer_values = {}
         for layer in all_tokens:
             geometry = sums.layers[layer][0]
-            where, values = (geometry.rope, geometry.scale, min(n, geometry.window or n)), []
+            where = (geometry.rope, geometry.scale, geometry.reach(n))
+            values = []
             for moments in (all_tokens[layer], without_first[layer]):
                 by_plane = torch.stack(list(plane_parts(moments.triples, *where).values()))
                 parts = by_plane.sum(-1)
@@ -190,16 +196,19 @@ class Planes(Measure):
         """Return the correlation over heads of the sum of the plane scores with the interaction share, first token left
         out."""
         return numbers.correlation(
-            numbers.array("score_sum", **WITHOUT_FIRST), numbers.array("share", **_INTERACTION), ranks=ranks
+            numbers.array("score_sum", first_token=False),
+            numbers.array("share", part="interaction", first_token=False),
+            ranks=ranks,
         )
 
     def findings(self, numbers: Numbers) -> list[str]:
-        q, k = (f"{numbers('concentration', side=side, **WITHOUT_FIRST):.3f}" for side in "qk")
+        q, k = (f"{numbers('concentration', side=side, first_token=False):.3f}" for side in "qk")
+        interaction = numbers("share", part="interaction", first_token=False)
         n_heads = int(numbers.data["additive"].sel(tokens="all").notnull().sum())
         return [
-            f"Over heads, plane scores predict the interaction share of {numbers('share', **_INTERACTION):.3f}, r = "
+            f"Over heads, plane scores predict the interaction share of {interaction:.3f}, r = "
             f"{self.correlation(numbers):.2f}, first token left out. Their sum is "
-            f"{numbers('score_sum', **WITHOUT_FIRST):.2f} standard "
+            f"{numbers('score_sum', first_token=False):.2f} standard "
             "deviations of the scores; above 1 it bounds nothing by itself.",
             f"Concentration |E z| / E|z| of queries is {q}, of keys {k}, first token left out. With it, the criterion "
             f"at eps = {self.eps:g} certifies {numbers('additive'):.0%} of {n_heads} heads as additive; where null "

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_posgen.core.measure import WITHOUT_FIRST
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.planes.numbers.plane_patterns import PARTS
 from tl_posgen.report.figures import MARKS, Panels, drawn_models, model_label
@@ -19,7 +18,7 @@ def draw_phases(result: Any) -> go.Figure:
     """Draw the heads with the largest share of each part, one marker per plane, its angle the mean phase."""
     highest = {part: result.numbers.extreme("share", part=part) for part in PARTS}
     chosen = {part: (extreme.layer, extreme.head) for part, extreme in highest.items() if extreme.number}
-    models = [(side, data.sel(WITHOUT_FIRST)) for side, data, _ in drawn_models(result)]
+    models = [(side, data.sel(tokens="without first")) for side, data, _ in drawn_models(result)]
     places = [*product(models, chosen.items())]
     titles = [
         f"{f'most {part}: ' * (side == models[0][0])}{head_name(*at)} · {side}" for (side, _), (part, at) in places

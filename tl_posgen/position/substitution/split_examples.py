@@ -112,10 +112,8 @@ class SplitExamples(Measure):
     def findings(self, numbers: Numbers) -> list[str]:
         lines = []
         for example in numbers.data["example"].values.tolist():
-            place, r_of_parts = (
-                numbers.data.sel(example=example),
-                [numbers("r", example=example, part=part) for part in PARTS],
-            )
+            place = numbers.data.sel(example=example)
+            r_of_parts = [numbers("r", example=example, part=part) for part in PARTS]
             nulls = (in_brackets(f"random init {r.of_inits.plain:.2f}" if r.inits else "") for r in r_of_parts)
             position, content, of_both = map("{:.2f}{}".format, (r.plain for r in r_of_parts), nulls)
             lines.append(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_posgen.core import options
 from tl_posgen.core.formatting import counted, in_brackets
-from tl_posgen.core.measure import HEAD, Variable, in_words
+from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, is_above
 from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Share, Whole, Within
@@ -274,7 +274,7 @@ class Substitution(Interventions):
         if numbers.metric:
             whole = f"loss under uniform attention less that of the unchanged model, {worth.with_interval:.3f}{null}"
         return [
-            f"Position + content ({in_words(best, WORDS)}, the best of {len(splits)} splits on these prompts) recovers "
+            f"Position + content ({self.in_words(best)}, the best of {len(splits)} splits on these prompts) recovers "
             f"{share[best].with_interval:.1%} of the {whole}; position alone "
             f"{share['position'].with_interval:.1%}, content alone {share['content'].with_interval:.1%}. With "
             "the profile of each query, where nothing is chosen or fitted: "
@@ -312,5 +312,5 @@ class Substitution(Interventions):
             name: numbers.along(numbers.array(name, condition=None), "condition") for name in ("r", "attention_kl")
         }
         frame = super().table(numbers).drop(columns=["rise", "low", "high"])
-        frame = frame.assign(**{name: [number.value for number in column] for name, column in columns.items()})
+        frame = frame.assign(**{name: [number.value for number in column.values()] for name, column in columns.items()})
         return frame.sort_values("condition", key=lambda names: ~names.isin(_ON_TOP), kind="stable", ignore_index=True)

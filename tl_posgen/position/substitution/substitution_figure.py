@@ -5,20 +5,22 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_posgen.core.measure import HEAD, in_words
+from tl_posgen.core.measure import HEAD
 from tl_posgen.interventions import UNTOUCHED
-from tl_posgen.position.substitution.conditions import NOT_OF_ALL, WORDS
+from tl_posgen.position.substitution.conditions import NOT_OF_ALL
 from tl_posgen.report.figures import drawn_models, model_label, named_points, titled
 
 
 def draw_correlation(result: Any) -> go.Figure:
     """Draw the rise of the loss against the correlation of stand-in and scores, each point with its name."""
-    figure, points, named, numbers = go.Figure(), np.empty((2, 0)), [], result.numbers
+    figure, numbers = go.Figure(), result.numbers
+    points, named = np.empty((2, 0)), []
     for side, data, colour in reversed(drawn_models(result)):
         stand_ins = data.drop_sel(condition=list(NOT_OF_ALL))
         x = stand_ins["r"].mean(HEAD).values
         y = (stand_ins["loss"] - data["loss"].sel(condition=UNTOUCHED)).mean("prompt").values
-        names, is_own = [in_words(name, WORDS) for name in stand_ins["condition"].values], data is result.trained
+        names = [result.measure.in_words(name) for name in stand_ins["condition"].values]
+        is_own = data is result.trained
         look = {"mode": "markers", "marker": {"size": 10 if is_own else 7, "color": colour}, "name": side}
         figure.add_trace(go.Scatter(x=x, y=y, hovertext=names, **look))
         if is_own:

@@ -9,6 +9,7 @@ from dense_fit import mask_of, random_qk, reference, three_axis_from_scores
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tl_posgen import arithmetic
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers import pair_moments as moments_module
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
@@ -60,7 +61,7 @@ def test_blocks_of_rows_change_neither_the_moments_nor_the_scores(monkeypatch, r
     scores = torch.randn(2, 50, 50, generator=torch.Generator().manual_seed(2))
     given = scores.clone()
     whole = pair_moments_from_scores(scores, window=20)
-    monkeypatch.setattr(moments_module, "SCORES_AT_ONCE", rows * 2 * 50)
+    monkeypatch.setattr(arithmetic, "SCORES_AT_ONCE", rows * 2 * 50)
     assert_same(pair_moments_from_scores(scores, window=20), whole)
     assert torch.equal(scores, given)
 

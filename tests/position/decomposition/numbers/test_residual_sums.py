@@ -7,6 +7,7 @@ from drawn import normal, visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tl_posgen import arithmetic
 from tl_posgen.position.decomposition.numbers import pair_moments, residual_sums
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 
@@ -19,7 +20,7 @@ def test_sums_over_blocks_of_rows_are_those_of_dense_least_squares(rows, window,
     scores = normal(2, N, N, seed=seed).masked_fill(~visible(N, window), -torch.inf)
     fit = fit_three_axis(pair_moments.pair_moments_from_scores(scores, window=window), tolerance=1e-13)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_moments, "SCORES_AT_ONCE", 2 * N * rows)
+        patch.setattr(arithmetic, "SCORES_AT_ONCE", 2 * N * rows)
         found = residual_sums.residual_sums(lambda start, stop: scores[:, start:stop, :stop], fit, crop=crop)
     for first, sums in enumerate(found):
         seen = visible(N, window)

@@ -1,6 +1,6 @@
 """Pair moments of a head's scores, which determine its three-axis fit: sums by distance, query and key, and squares."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
@@ -10,13 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, row_ranges
+from tl_posgen.arithmetic import DOUBLE, double, elements_at_once, query_ranges
 from tl_posgen.errors import InputError
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
 from tl_posgen.rope.bilinear_sums import along_diagonals, sums_along_diagonals, weighted_sums_over_band
 
 QUERIES_AT_ONCE = 2**18  # elements of q in a group of heads: fits the cache
-SCORES_AT_ONCE = 2**18  # entries of a block of rows: fits the cache
 _ROUNDING = 1e-14  # variance below this share of the mean square is float32 rounding: no correlation is defined
 
 
@@ -179,11 +178,6 @@ def pair_moments_from_rows(
     if not moments.sums.isfinite().all():
         _refuse(_not_finite(moments), "a visible score", "give the layer's window, or mend the scores")
     return moments
-
-
-def query_ranges(n_heads: int, n: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of ranges of queries whose scores over all n keys, of all heads, are formed at once."""
-    return row_ranges(n, n_heads * n, elements_at_once(device, SCORES_AT_ONCE))
 
 
 def causal_rows(block: Float[Tensor, "head row key"], width: int) -> Float[Tensor, "head row key"]:

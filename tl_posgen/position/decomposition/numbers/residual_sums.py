@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_posgen.arithmetic import double
+from tl_posgen.arithmetic import double, query_ranges
 from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
-from tl_posgen.position.decomposition.numbers.pair_moments import causal_rows, pair_moments_from_rows, query_ranges
+from tl_posgen.position.decomposition.numbers.pair_moments import causal_rows, pair_moments_from_rows
 from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit, fit_three_axis
 from tl_posgen.rope.bilinear_sums import along_diagonals
 
