@@ -8,6 +8,7 @@ from tl_posgen.editing import layer_edit as module
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
+from tl_posgen.frequencies import PlaneCost
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of
 
@@ -65,7 +66,7 @@ def test_a_model_that_changed_after_its_hooks_were_made_is_refused(model, change
         torch.testing.assert_close(anew, model(TOKENS), rtol=1e-4, atol=1e-4)
 
 
-def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_before(model, monkeypatch):
+def test_every_pass_is_proved_for_heads_whose_scores_no_edit_makes_before(model, monkeypatch):
     proved, verify = [], module.verify_capture
 
     def verified(capture, *given, **options):
@@ -79,15 +80,52 @@ def test_each_use_is_proved_once_for_heads_whose_scores_no_other_hook_edits_befo
         for heads, new in (([0], zeros), ([1, 2], zeros), ([2, 3], all_keys))
         for hook in replace_scores(model, new, heads=[(layer, head) for layer in range(n) for head in heads])
     ]
-    for uses in (1, 2):
-        with model.hooks(fwd_hooks=hooks):
-            for _ in range(3):
-                model(TOKENS)
-        assert proved == uses * n * [[0], [1, 2]]
-    proved.clear()
-    with model.hooks(fwd_hooks=[(lambda name: name.endswith("attn_scores"), lambda x, hook: 2 * x), *hooks]):
-        model(TOKENS)
-    assert proved == []
+    with model.hooks(fwd_hooks=hooks):
+        for _ in range(3):
+            model(TOKENS)
+    assert proved == 3 * n * (2 * [[0]] + 2 * [[1, 2]]), "both prompts; head 2 is edited before the last edit"
+
+
+IS_SCORES = lambda name: name.endswith("attn_scores")  # noqa: E731
+
+
+@pytest.mark.parametrize("row", [slice(None), 13, 29], ids=["all rows", "one row", "the last row"])
+def test_scores_that_a_hook_before_edits_are_not_lost(model, row):
+    def doubled(scores, hook):
+        scores = scores.clone()
+        scores[1, :, row] *= 2  # of the second prompt alone
+        return scores
+
+    hooks = replace_scores(model, zeros)
+    with pytest.raises(InputError, match="hooks that change scores behind them"):
+        model.run_with_hooks(TOKENS, fwd_hooks=[(IS_SCORES, doubled), *hooks])
+    seen = []
+    read = model.run_with_hooks(TOKENS, fwd_hooks=[(IS_SCORES, lambda x, hook: seen.append(x.shape)), *hooks])
+    torch.testing.assert_close(read, model.run_with_hooks(TOKENS, fwd_hooks=hooks))
+    assert seen
+    edited = model.run_with_hooks(TOKENS, fwd_hooks=[(IS_SCORES, doubled)])
+    for keeps in (all_keys, RowByRow(lambda capture, own: own, with_own=True)):
+        both = model.run_with_hooks(TOKENS, fwd_hooks=[(IS_SCORES, doubled), *replace_scores(model, keeps)])
+        torch.testing.assert_close(both, edited)
+
+
+def test_positions_that_the_model_is_given_are_refused_in_any_pass(family_directory):
+    model = load_model(family_directory("llama"), "bridge")
+    hooks, plain = replace_scores(model, zeros), torch.arange(30).expand(2, -1)
+    far = plain.clone()
+    far[1, 15:] += 40  # of the second prompt alone
+    with model.hooks(fwd_hooks=hooks):
+        before = model(TOKENS)
+        with pytest.raises(InputError, match="positions by tl_posgen"):
+            model(TOKENS, position_ids=far)
+        torch.testing.assert_close(model(TOKENS, position_ids=plain), before)
+        torch.testing.assert_close(model(TOKENS, position_ids=plain + 7), before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_measure_under_a_hook_on_scores_does_not_replace_what_it_edits(model):
+    halved = [(IS_SCORES, lambda scores, hook: scores / 2)]
+    with pytest.raises(InputError, match="hooks that change scores behind them"):
+        PlaneCost(["drop"], ["thirds"])(model, TOKENS, fwd_hooks=halved, null_seeds=(), progress=False)
 
 
 def zeros(capture):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Real
@@ -57,8 +57,6 @@ class LayerEdit:
     """Edit of one layer's scores: hooks that keep q and k, then replace the scores.
 
     With `RowByRow`, `past` holds the keys of earlier passes, and where each prompt begins (-1 if it ends before them).
-    `proved_as` is the number that torch gave the hook when it was added, once the model's own scores of a pass since
-    then were those of q, k and the geometry: buffers or functions of attention may change between two uses.
     """
 
     def __init__(
@@ -74,7 +72,6 @@ class LayerEdit:
         self.parts: dict[str, Tensor] = {}
         self.past: tuple[Tensor, list[int]] | None = None
         self.cache_fault = cache_fault
-        self.proved_as: int | None = None
         self.makes_scores = False  # in this pass, where scores_of does not only hide keys
         self.call = ""  # that made the hooks, as they are printed
 
@@ -115,31 +112,24 @@ class LayerEdit:
             return None
         return scores_of if mask.padding is None or scores_of.sees is None else None  # it counts from a text's start
 
-    def _score_hooks(self) -> list[tuple[int, Any]]:
-        """Return the hooks on this layer's scores in the order in which they run, each with the number that torch gave
-        it: the edit that it belongs to, or None for any other function."""
+    def _earlier(self) -> list["LayerEdit | None"]:
+        """Return the hooks on this layer's scores that run before this edit: the edit that each belongs to, or None for
+        any other function."""
         point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
         hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
-        owners = [(number, getattr(hooks.get(number), "__self__", None)) for number in point._forward_hooks]
-        return [(number, owner if isinstance(owner, LayerEdit) else None) for number, owner in owners]
+        owners = [getattr(hooks.get(number), "__self__", None) for number in point._forward_hooks]
+        edits = [owner if isinstance(owner, LayerEdit) else None for owner in owners]
+        return edits[: edits.index(self)] if self in edits else []
 
-    def _to_prove_as(self) -> int | None:
-        """Return the number of the hook that was added, where no pass since then was proved; None also where the
-        model's own scores of these heads are not to be had, as a hook before this one may have edited them."""
-        for number, edit in self._score_hooks():
-            if edit is self:
-                return None if number == self.proved_as else number
-            if edit is None or {*edit.heads} & {*self.heads}:
-                return None
-        return None
+    def _shared_heads(self, earlier: "LayerEdit") -> set[int]:
+        return {*earlier.heads} & {*self.heads}
 
     def require_first(self) -> None:
         """Refuse new scores of heads for which an edit before this one in the pass made new scores, which they would
         undo."""
-        edits = [edit for _, edit in self._score_hooks()]
-        for earlier in edits[: edits.index(self)]:
-            if earlier is not None and earlier.makes_scores and ({*earlier.heads} & {*self.heads}):
-                head = head_name(self.probed.geometry.layer, min({*earlier.heads} & {*self.heads}))
+        for earlier in self._earlier():
+            if earlier is not None and earlier.makes_scores and self._shared_heads(earlier):
+                head = head_name(self.probed.geometry.layer, min(self._shared_heads(earlier)))
                 raise InputError(
                     f"{head}: {earlier} makes new scores, and {self} after it would undo them; give one of them, each "
                     "its own heads, or as the second a RowByRow(.., with_own=True), which is given those of the first"
@@ -208,7 +198,11 @@ class LayerEdit:
                 f"{seen}, and {len(positions)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
-        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, self._to_prove_as(), positions)
+        earlier = self._earlier()
+        compared = None if any(edit is not None and self._shared_heads(edit) for edit in earlier) else "last row"
+        if compared and None in earlier:
+            compared = "every row"
+        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, compared, positions)
 
 
 @dataclass(frozen=True)
@@ -220,7 +214,8 @@ class _PassEdit:
         captures: of these texts; with a KV cache, q of the last tokens only.
         before: how many of all keys the model's cache has dropped.
         dtype: the model's.
-        to_prove_as: see `LayerEdit`; proved is the text of the first prompt, as a hook changes it for all.
+        compared: which of the pass's scores are compared with those of q and k: every row where another function before
+            this edit may have edited any; none where an edit before it made scores of the same heads.
         positions: where the tokens of every text stand in the new scores; 0, 1, .. if None.
     """
 
@@ -230,7 +225,7 @@ class _PassEdit:
     before: int
     cached: bool
     dtype: torch.dtype
-    to_prove_as: int | None
+    compared: Literal["last row", "every row"] | None
     positions: Real[Tensor, " pos"] | None = None
 
     def __call__(
@@ -252,13 +247,18 @@ class _PassEdit:
                 continue  # padding
             rows, keys = slice(first - start, last - start), slice(span.start, last)
             begin = span.stop - full_capture.q.shape[1]
-            capture, old = full_capture.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
-            if self.cached or (self.to_prove_as is not None and prompt == 0 and last == span.stop):
-                self.prove(capture, old)
+            capture, of_all_heads = full_capture.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
+            own_capture, old = capture, of_all_heads[list(capture.heads)]
+            if self.cached:
+                self.prove(capture, of_all_heads)
+            elif self.compared == "last row" and last == span.stop:
+                self.prove(full_capture.of_rows(last - begin - 1, last - begin), of_all_heads[:, -1:])
             if self.positions is not None:
                 capture = capture.at(self.positions[: capture.length])
-            old = old[list(capture.heads)]
             new = scores_of(capture, old) if isinstance(scores_of, RowByRow) else scores_of(capture)
+            keeps_old = getattr(new, "dtype", None) == torch.bool or getattr(scores_of, "with_own", False)
+            if self.compared == "every row" and not keeps_old:  # else what another function did would be lost
+                self.prove(own_capture, of_all_heads)
             if not isinstance(new, Tensor) or new.shape != old.shape:
                 given = list(new.shape) if isinstance(new, Tensor) else f"a {type(new).__name__}"
                 raise InputError(
@@ -289,26 +289,25 @@ class _PassEdit:
 
     @torch.no_grad()
     def prove_last_row(self, scores_of_rows: Callable[[int, int], Float[Tensor, "batch head row key"]]) -> None:
-        """Prove the last query of the first prompt, for a pass that replaces scores without calling this edit."""
-        if self.to_prove_as is not None:
-            span, full_capture = self.spans[0], self.captures[0]
-            row_scores = scores_of_rows(span.stop - 1, span.stop)[0, :, :, span]
+        """Prove the last query of every prompt, for a pass that replaces scores without calling this edit."""
+        for prompt, (span, full_capture) in enumerate(zip(self.spans, self.captures, strict=True)):
+            row_scores = scores_of_rows(span.stop - 1, span.stop)[prompt, :, :, span]
             self.prove(full_capture.of_rows(full_capture.length - 1, full_capture.length), row_scores)
 
     def prove(self, capture: LayerCapture, own_scores: Float[Tensor, "head row key"]) -> None:
         """Refuse scores of the pass that q and k do not give by the geometry that these hooks know."""
-        used = verify_capture(capture, own_scores, None, self.dtype, all_scores=False)
+        used = verify_capture(capture, own_scores, None, self.dtype)
         if not isinstance(used, EditedCapture):
-            self.edit.proved_as = self.edit.proved_as if self.to_prove_as is None else self.to_prove_as
-        elif self.cached:  # stored keys that do not give the last query's scores
+            return
+        if self.cached:  # stored keys that do not give the last query's scores
             raise InputError(
                 f"{used.why} With a KV cache, also: one that other passes filled than these hooks saw; {WITHOUT_CACHE}"
             )
-        else:
-            raise InputError(
-                f"{used.why} These hooks make scores of q and k: give hooks that change q or k before them, and make "
-                "them anew where the model has changed"
-            )
+        raise InputError(
+            f"{used.why} These hooks make scores of q and k at positions 0, 1, ..: give hooks that change q or k before"
+            " them, hooks that change scores behind them, positions by tl_posgen.hooks.tokens_at and not as "
+            "position_ids, and make them anew where the model has changed"
+        )
 
 
 def _name_of(scores_of: Any) -> str:

@@ -38,8 +38,9 @@ def replace_scores(
 
     Raises:
         InputError: a layer or head that does not exist; later, in the forward pass: a KV cache with a scores_of that is
-            not a `RowByRow`, or a cache that was filled without these hooks; in the first pass after they were added,
-            scores of the model's own that q and k do not give (the model has changed since these hooks were made);
+            not a `RowByRow`, or a cache that was filled without these hooks; scores of the pass that q and k do not
+            give at positions 0, 1, .. (a hook before these edits them, the model is given `position_ids`, or it has
+            changed);
             new scores of a head for which hooks of this package before these made new scores in the same pass.
         UnsupportedModelError: a chosen layer whose scores cannot be recomputed from q and k; later, in the forward
             pass: a layer whose attention TransformerBridge leaves to Hugging Face, outside of `tl_posgen.streaming`; a
