@@ -13,6 +13,7 @@ import tl_posgen
 from tl_posgen.core.numbers import intervals_of
 from tl_posgen.core.report import Report
 from tl_posgen.errors import InputError
+from tl_posgen.frequencies import PlaneUse
 from tl_posgen.models.tokens import bundled_text, to_prompts
 from tl_posgen.position import ThreeAxis
 from tl_posgen.rules import Rules
@@ -320,6 +321,30 @@ def test_reports_that_share_nothing_are_refused(intact):
     other = tl_posgen.analyze("mini", bundled_text(), measures="loss", length=16, n_prompts=1, null_seeds=())
     with pytest.raises(InputError, match="no per-head number is in both reports"):
         tl_posgen.compare(intact, other)
+
+
+def test_of_other_heads_the_means_beside_a_difference_are_of_the_heads_that_both_have(mini, alice):
+    whole, some = (
+        tl_posgen.analyze(mini, alice, heads=heads, **QUICK | {"measures": "variance", "null_seeds": ()})
+        for heads in (None, ["L0H1", "L2H3"])
+    )
+    report = tl_posgen.compare(whole, some, names=("whole", "some"))
+    table = report["comparison"].table()
+    np.testing.assert_allclose(table["some"] - table["whole"], table["difference"], atol=1e-9)
+    shared = whole.frame().set_index(["layer", "head"]).loc[[(0, 1), (2, 3)], "additive_r"].mean()
+    assert table.set_index("number").loc["additive r", "whole"] == pytest.approx(shared)
+    assert ", 2 heads, " in repr(report)
+
+
+def test_numbers_that_know_nothing_of_an_option_are_compared_though_it_differs(mini, alice):
+    near, far = (
+        tl_posgen.analyze(mini, alice, **QUICK | {"measures": PlaneUse([context]), "null_seeds": ()})
+        for context in (128, 512)
+    )
+    result = compared(near, far)
+    assert "sine_of_phase" in result.trained["number"].values.tolist()
+    assert not [name for name in result.trained["number"].values.tolist() if "half_turn" in name]
+    assert any("plane_use (128 and 512)" in sentence for sentence in result.findings())
 
 
 def test_a_yardstick_that_no_model_can_change_is_not_compared():

@@ -1,7 +1,7 @@
 """Two reports side by side: the change of every number a head, between two models, two texts, or under hooks."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,13 +70,14 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(f"the reports judge by {metrics[0]} and by {metrics[1]}; compare reports of one metric")
     prompts = [report.provenance.get("tokens_sha256") for report in reports]
     paired = prompts[0] == prompts[1] and prompts[0] is not None  # of a pass without token ids nothing is known
+    usual = {name: [report[name].measure.usual() for report in reports] for name in first if name in second}
     apart = {
-        name: " and ".join(str(report[name].measure.usual()[option]) for report in reports)
-        for name in first
-        if name in second
-        for option, value in first[name].measure.usual().items()
-        if second[name].measure.usual().get(option, value) != value
-    }  # of other options, such as mean_key's distance
+        name: {dim: at for dim, at in before_and_after[0].items() if before_and_after[1].get(dim, at) != at}
+        for name, before_and_after in usual.items()
+    }  # dims along which the two have other usual labels, such as mean_key's distance
+    left_out = "; ".join(
+        f"{name} ({' and '.join(str(labels[dim]) for labels in usual[name])})" for name in apart for dim in apart[name]
+    )
     values = [_per_head(report, apart) for report in reports]
     shared = {name: (array, values[1][name]) for name, array in values[0].items() if name in values[1]}
     shared = dict(sorted(shared.items(), key=lambda item: not item[1][0].attrs["headline"]))
@@ -93,6 +94,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}; "
             "measure heads in both as well, such as measures=['variance', 'loss']: the loss is then compared too"
+            + (f"; left out, as measured with other options: {left_out}" if left_out else "")
         )
     numbers: Any = xr.Variable("number", np.array(list(compared)))
     data: Any = xr.concat(list(compared.values()), numbers, data_vars="all", join="outer")
@@ -110,9 +112,11 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     cuts = [[report.provenance.get(key) or 0 for key in ("prompts", "length")] for report in reports]
     if cuts[0] != cuts[1]:
         attrs["cuts"] = " and ".join(f"{counted(n, 'prompt')} of {length} tokens" for n, length in cuts)
-    if apart:
-        attrs["apart"] = "; ".join(f"{name} ({options})" for name, options in apart.items())
-    if not one_shape:
+    if left_out:
+        attrs["apart"] = left_out
+    if one_shape:  # of numbers of fewer layers too
+        data["one_sided"] = data["one_sided"].fillna(0).astype(bool)
+    else:
         n_heads = [max(int(_of_model(pair[at]).notnull().sum()) for pair in shared.values()) for at in (0, 1)]
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
@@ -140,17 +144,18 @@ def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:
     return names[0], names[1]
 
 
-def _per_head(report: Report, apart: Any) -> dict[str, xr.DataArray]:
+def _per_head(report: Report, apart: Mapping[str, Mapping[str, Any]]) -> dict[str, xr.DataArray]:
     """Return every number a head that is a headline or has an interval, by its name in `Report.frame`, or else
-    "measure.variable", and its labels; of a headline at each label of its other dims; no yardsticks, nothing of the
-    measures that are apart."""
+    "measure.variable", and its labels; of a headline at each label of its other dims; no yardsticks, nothing along
+    dims of a measure that are apart."""
     numbers: dict[str, xr.DataArray] = {}
-    for result in (result for name, result in report.items() if name not in apart):
+    for result in report.values():
         for name, variable in result.measure.variables.items():
             few = {"tokens", "side", "part", *result.measure.usual()}  # dims of which each label is a number of its own
             few |= set(variable.dims) if variable.headline else set()
             of_heads = set(HEAD) <= set(variable.dims) <= few | set(HEAD)
-            is_compared = of_heads and variable.compared and (variable.headline or variable.interval)
+            is_apart = bool(set(variable.dims) & set(apart.get(result.name, ())))
+            is_compared = of_heads and not is_apart and variable.compared and (variable.headline or variable.interval)
             if is_compared and name in result.dataset:
                 array = result.dataset[name].drop_vars("init_label", errors="ignore").astype(float)
                 sampled = variable.interval or bool(set(SAMPLE_DIMS) & set(variable.dims))  # an argmax has no interval
@@ -171,23 +176,19 @@ def _of_model(array: xr.DataArray) -> xr.DataArray:
 
 
 def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_shape: bool) -> xr.Dataset:
-    """Return the mean of each side over heads, and the change of this mean; with one shape also that of every head that
-    both have, and how many others one of both has."""
+    """Return the mean of each side over heads, and the change of this mean; with one shape of the heads that both have,
+    with the change of each, and which other heads one of both has."""
     left, right = xr.align(first, second, join="inner", exclude=(*NUMBER_DIMS[1:], *(() if one_shape else HEAD)))
-    left_defined, right_defined = (mean_of(side).notnull() for side in (left, right))
-    means = [mean_of(mean_over(side, HEAD)) for side in (left, right)]
-    variables: dict[str, Any] = {"mean": xr.concat(means, xr.Variable("report", np.array(SIDES)))}
+    sides, variables = xr.Variable("report", np.array(SIDES)), dict[str, Any]()
     if one_shape:
-        values = xr.concat([_of_model(left), _of_model(right)], xr.Variable("report", np.array(SIDES)))
-        variables |= {"change": _change(left, right, paired), "value": values, "n_lost": _n_lost(values)}
+        left_defined, right_defined = (mean_of(side).notnull() for side in (left, right))
+        variables["one_sided"] = at_init(left_defined ^ right_defined, TRAINED)
         left, right = left.where(left_defined & right_defined), right.where(left_defined & right_defined)
+        variables["change"] = _change(left, right, paired)
+        variables["value"] = xr.concat([_of_model(left), _of_model(right)], sides)
+    variables["mean"] = xr.concat([mean_of(mean_over(side, HEAD)) for side in (left, right)], sides)
     variables["mean_change"] = _change(mean_over(left, HEAD), mean_over(right, HEAD), paired)
     return xr.Dataset(variables)
-
-
-def _n_lost(values: xr.DataArray) -> xr.DataArray:
-    """Return how many heads have a value in one of both reports alone."""
-    return (values.notnull().sum("report") == 1).sum(HEAD)
 
 
 def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataArray:
@@ -236,7 +237,7 @@ class Comparison(Measure):
         "mean_change": Variable("change of the mean", "", "over heads that both have", ("end", "number")),
         "change": Variable("change", "", "second - first", ("end", "number", *HEAD)),
         "value": Variable("value", "", "of both reports", ("report", "number", *HEAD)),
-        "n_lost": Variable("heads on one side", "", "that have this number", ("number",)),
+        "one_sided": Variable("heads on one side", "", "that one of both reports has", ("number", *HEAD)),
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
         "quantity": Variable("variable of its measure, and labels", "", "", ("number",)),
@@ -248,7 +249,7 @@ class Comparison(Measure):
         """Return means over the chosen heads; their intervals cannot be made of what is kept."""
         change = mean_over(data["change"], HEAD).where(data["end"] == ENDS[0])
         mean = mean_over(data["value"], HEAD)
-        return data.assign(mean=mean, mean_change=change, n_lost=_n_lost(data["value"]))
+        return data.assign(mean=mean, mean_change=change)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return list(self.figures) if "change" in data else []
@@ -301,7 +302,7 @@ class Comparison(Measure):
         changes = value.transpose(*HEAD).to_series().dropna()
         layer, head = changes.abs().idxmax()
         largest = HeadNumber(int(layer), int(head), Number(float(changes[layer, head])))
-        lost = int(numbers.data["n_lost"].sel(number=number))
+        lost = int(numbers.data["one_sided"].sel(number=number).sum())
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
         return f"{average}{heads}; most in {largest:+.3f}{left_out}."
 

@@ -417,7 +417,7 @@ def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> 
 
 def _n_heads(result: Result) -> int:
     """Return how many heads have a number."""
-    arrays = [array for array in result.trained.values() if set(HEAD) <= set(array.dims) and array.dtype.kind in "fiub"]
+    arrays = [array for array in result.trained.values() if set(HEAD) <= set(array.dims) and array.dtype.kind in "fiu"]
     return max((int(array.notnull().any(set(array.dims) - set(HEAD)).sum()) for array in arrays), default=0)
 
 
