@@ -18,7 +18,7 @@ from tl_posgen.core.numbers import one_side
 from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import token_losses
+from tl_posgen.models.loss import run_prompts, token_losses
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
 
@@ -82,6 +82,17 @@ class Run:
     def loss(self) -> Float[Tensor, "prompt target"]:
         """The loss of every token, nothing changed, in nats."""
         return token_losses(self.session, self.tokens)
+
+    def passes(
+        self,
+        tokens: Int[Tensor, "row pos"],
+        of_logits: Callable[[Tensor, Tensor], Any],
+        hooks: Any = (),
+        first: int = 0,
+    ) -> list[Any]:
+        """Return what `of_logits(logits, tokens)` gives of every pass over other prompts, under hooks; see
+        `tl_posgen.models.loss.run_prompts`."""
+        return run_prompts(self.session, tokens, of_logits, hooks)
 
     def losses(self, tokens: Int[Tensor, "row pos"], hooks: Any = ()) -> Float[Tensor, "row target"]:
         """Return the loss of every token of other prompts, under hooks."""

@@ -25,7 +25,6 @@ from tl_posgen.frequencies.numbers.coordinates import another_coordinate, larges
 from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
@@ -217,12 +216,12 @@ class Recall(Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss of the text, and recall and loss of the copies."""
-        recalls_and_losses, session = [], run.session
-        for row in self.copies(run):
-            with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-                logits = logits_of(session, row[None].to(session.device))[0]
-            recalls_and_losses.append([value.item() for value in recall_of_copy(logits, row, self.half)])
-        recall, loss = np.array(recalls_and_losses).T
+
+        def of_logits(logits: Tensor, rows: Tensor) -> list[list[float]]:
+            pairs = (recall_of_copy(of_row, row, self.half) for of_row, row in zip(logits, rows, strict=True))
+            return [[value.item() for value in pair] for pair in pairs]
+
+        recall, loss = np.concatenate(run.passes(self.copies(run), of_logits, hooks)).T
         return {**super().under(run, hooks), "recall": recall, "copy_loss": loss}
 
     def of_model(self, run: Run) -> xr.Dataset:
