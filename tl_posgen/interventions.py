@@ -19,8 +19,6 @@ from tl_posgen.core.run import Run
 from tl_posgen.editing.given import check_hooks
 from tl_posgen.errors import InputError
 from tl_posgen.models.loss import divergence, losses_of_logits, normalisers_of
-from tl_posgen.models.selection import select_heads
-from tl_posgen.models.tokens import token_strings
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.kinds import bars
 from tl_posgen.stats.intervals import FEWEST
@@ -131,7 +129,7 @@ class Interventions(Measure):
             return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
         prompts = range(len(run.rows))
         data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, hooks), pure=True, prompt=prompts)
-        texts = np.array(token_strings(run.session, run.rows[0][1 : CROP + 1]), dtype=object)
+        texts = run.texts(run.rows[0][1 : CROP + 1])
         first = data["token_change"].isel(prompt=0, drop=True)
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
@@ -146,7 +144,7 @@ class Interventions(Measure):
             if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
                 named_hooks[name] = hooks
         is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
-        chosen = select_heads(run.session, **run.where) if is_chosen else {}
+        chosen = run.heads if is_chosen else {}
         for name, hooks in named_hooks.items() if is_chosen else ():
             if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
                 raise InputError(

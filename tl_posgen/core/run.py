@@ -19,6 +19,7 @@ from tl_posgen.core.sums import Sums
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import run_prompts, token_losses
+from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
 
@@ -68,6 +69,15 @@ class Run:
     def tokens(self) -> Int[Tensor, "prompt pos"]:
         """Prompts of one length, stacked."""
         return torch.stack(list(self.rows))
+
+    @cached_property
+    def heads(self) -> Mapping[int, list[int]]:
+        """Layer -> its chosen heads, in order."""
+        return select_heads(self.session, **self.where)
+
+    def texts(self, tokens: Int[Tensor, " pos"]) -> np.ndarray:
+        """Return the texts of tokens, as Python's strings: numpy's lose NULs."""
+        return np.array(token_strings(self.session, tokens), dtype=object)
 
     @property
     def data(self) -> xr.Dataset:
@@ -210,7 +220,7 @@ def head_examples(
 
     if picks:
         run_capture(run.session, row[None], keep, heads=[*chosen])
-    return examples_of(run.measure, picks, by_head, n).assign_coords(token=token_texts(run.session, row[:n]))
+    return examples_of(run.measure, picks, by_head, n).assign_coords(token=("key", run.texts(row[:n])))
 
 
 def examples_of(
@@ -231,8 +241,3 @@ def examples_of(
     coords["example"] = np.arange(len(picks))
     coords |= {name: ("example", [pick[at] for pick in picks]) for at, name in enumerate(("layer", "head", "why"))}
     return xr.Dataset(data, coords)
-
-
-def token_texts(session: Session, tokens: Int[Tensor, " pos"]) -> xr.DataArray:
-    """Return the texts of tokens along "key"."""
-    return xr.DataArray(np.array(token_strings(session, tokens), dtype=object), dims="key")  # numpy's texts lose NULs

@@ -23,7 +23,6 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import losses_of_logits
 from tl_posgen.models.memory import fits_pass
-from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
@@ -253,7 +252,7 @@ class LengthExtrapolation(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         n, session, where = len(run.rows[0]), run.session, run.where
         inside, hooks = n // self.times, self.hooks(run)
-        layers = list(select_heads(run.session, **where))
+        layers = list(run.heads)
         shown_layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         step, width = -(-inside // _KEPT_INSIDE), inside // _BINS_INSIDE
         kept_positions, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)
