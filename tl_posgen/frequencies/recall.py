@@ -28,7 +28,6 @@ from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
-from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
@@ -126,7 +125,6 @@ class Recall(Interventions):
         "edited": Variable("edited head", "", "1: looks up and is edited", HEAD),
         "control": Variable("control head", "", "1: of the same layer, the fewest hits", HEAD),
     }
-    requires = require_rope
     whole_model = frozenset({"recall"})
     figures = {
         "recall": bars(
@@ -140,6 +138,9 @@ class Recall(Interventions):
         )
     }
     legend = "loss, rise: of the text, in nats."
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Recall":
         n_unique = len(torch.unique(torch.cat([prompt[1:] for prompt in tokens])))

@@ -26,7 +26,6 @@ from tl_posgen.models.memory import fits_pass
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
 from tl_posgen.position.decomposition.numbers.pair_moments import query_ranges
-from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.length_extrapolation_figure import draw_outputs
 from tl_posgen.position.length.numbers import (
     OutputMoments,
@@ -227,7 +226,7 @@ class LengthExtrapolation(Measure):
         return rows
 
     def requires(self, session: Session) -> None:
-        require_distances(self.name, session)
+        session.require_relative_positions(self.name)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "LengthExtrapolation":
         return replace(self, inside=self.inside_for(session))

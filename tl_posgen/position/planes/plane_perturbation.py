@@ -23,7 +23,7 @@ from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
-from tl_posgen.position.planes.planes import Planes, require_rope, require_rope_in_layers
+from tl_posgen.position.planes.planes import Planes
 from tl_posgen.report.kinds import bars, heat_maps
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
@@ -130,7 +130,6 @@ class PlanePerturbation(Interventions):
             ("part", "layer", "planes"),
         ),
     }
-    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "rise": bars(
             {
@@ -166,6 +165,12 @@ class PlanePerturbation(Interventions):
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "map" or "map_rise" in data]
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
+
+    def refuse(self, run: Run) -> None:
+        run.session.require_rope(self.name, run.heads)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlanePerturbation":
         usual = _SHUFFLES if session.model.cfg.n_layers <= MOST_LAYERS else ()
