@@ -16,7 +16,7 @@ from torch import Tensor
 from tl_posgen.core.measure import LABELS
 from tl_posgen.core.numbers import one_side
 from tl_posgen.core.sums import Sums
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import Consumer, capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import run_prompts, token_losses
 from tl_posgen.models.selection import select_heads
@@ -26,7 +26,6 @@ from tl_posgen.models.tokens import token_strings
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
 
-Consumer = Callable[[Any], None]
 MOST_CHOSEN = 6  # heads that are all shown where the user chose them
 _Pick = tuple[int, int, str]  # layer, head, why
 

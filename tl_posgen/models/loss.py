@@ -8,11 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, elements_at_once, row_ranges
-from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import UNPADDED, Session, session_of
 from tl_posgen.models.streaming.stream import prompts_at_once, streaming_by_policy
-from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
 
 Hooks = Sequence[tuple[Any, Any]]
@@ -132,34 +130,3 @@ def _blocks(
     n, row = max(1, logits.shape[1]), len(logits) * logits.shape[2]
     for start, stop in row_ranges(n, row, elements_at_once(logits.device, AT_ONCE)):
         yield slice(start, stop), double(logits[:, start:stop])
-
-
-def prompts_of_one_length(
-    model: Model | Session, prompts: Any, length: int | None, n_prompts: int | None, *, consecutive: bool = False
-) -> Int[Tensor, "prompt pos"]:
-    """Return `to_prompts` within the training context, stacked; texts of different lengths need `length`."""
-    session = session_of(model)
-    if length is not None:
-        require_context(session, length)
-    rows = to_prompts(session, prompts, length, n_prompts, consecutive=consecutive)
-    require_one_length(rows)
-    require_context(session, len(rows[0]))
-    return torch.stack(rows)
-
-
-def require_one_length(rows: Sequence[Int[Tensor, " _"]]) -> None:
-    """Refuse prompts of different lengths."""
-    lengths = sorted({len(row) for row in rows})
-    if len(lengths) > 1:
-        raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
-
-
-def require_context(session: Session, length: int) -> None:
-    """Refuse what is longer than the training context, even where the model could run it: the loss there answers
-    another question, that of length_extrapolation."""
-    n_ctx = session.model.cfg.n_ctx
-    if length > n_ctx:
-        raise InputError(
-            f"prompts of {length} tokens: this model's training context has {n_ctx}; give length={n_ctx} or "
-            "less, or ask length_extrapolation what happens beyond"
-        )
