@@ -13,7 +13,7 @@ from tl_posgen.core.options import Count, NonNegative, require
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow
-from tl_posgen.errors import InputError, is_number
+from tl_posgen.errors import InputError, is_non_negative
 from tl_posgen.models.layer_table import rotating_layers
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -70,7 +70,7 @@ def hold_planes(
     require("context", context, Count | None)
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
     session = session_of(model)
-    distances: Any = [] if isinstance(at, str) else [at] if is_number(at) else at
+    distances: Any = [] if isinstance(at, str) else [at] if is_non_negative(at) else at
     for distance in distances:
         session.require_distance("at", distance)
     selected = select_heads(session, layers, heads)
@@ -106,7 +106,7 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
     limits = torch.full_like(theta, inf)
     if isinstance(at, str):
         limits[chosen] = TURNS[at] / theta[chosen]
-    elif is_number(at):
+    elif is_non_negative(at):
         limits[chosen] = float(at)
     elif isinstance(planes, str) or len(at) != len(planes):
         raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")

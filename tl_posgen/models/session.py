@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, is_number
+from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, is_non_negative
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
@@ -187,7 +187,7 @@ class Session:
 
     def require_distance(self, name: str, value: Any) -> None:
         """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
-        if not is_number(value):
+        if not is_non_negative(value):
             raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
         limit, why, _ = self.limit
         if limit is not None and value >= limit and "frequencies" in why:
