@@ -52,7 +52,7 @@ def check_seed(seed: Any) -> int:
 
 def check_share(name: str, value: Any) -> None:
     """Refuse a value that is not a number from 0 to 1."""
-    if not is_number(value) or value > 1:
+    if not is_non_negative(value) or value > 1:
         raise InputError(f"{name} {value!r} is outside [0, 1]; give a number from 0 to 1")
 
 
@@ -62,6 +62,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise InputError(f"{name} {value!r}: choose from {', '.join(choices)}")
 
 
-def is_number(value: Any) -> bool:
+def is_non_negative(value: Any) -> bool:
     """Return whether a value is a finite number, not negative and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and bool(0 <= value <= sys.float_info.max)  # pyright: ignore[reportOperatorIssue]

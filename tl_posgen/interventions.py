@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
+from torch import Tensor
 
 from tl_posgen.core.formatting import in_brackets
 from tl_posgen.core.measure import Measure, TokenView, Variable, in_words
@@ -17,9 +18,7 @@ from tl_posgen.core.numbers import Numbers, is_above, leave_one_out
 from tl_posgen.core.run import Run
 from tl_posgen.editing.given import check_hooks
 from tl_posgen.errors import InputError
-from tl_posgen.models.loss import divergence, logits_of, losses_of_logits, normalisers_of
-from tl_posgen.models.selection import select_heads
-from tl_posgen.models.tokens import token_strings
+from tl_posgen.models.loss import divergence, losses_of_logits, normalisers_of
 from tl_posgen.report.circuits import CROP, token_colours
 from tl_posgen.report.kinds import bars
 from tl_posgen.stats.intervals import FEWEST
@@ -130,7 +129,7 @@ class Interventions(Measure):
             return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
         prompts = range(len(run.rows))
         data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, hooks), pure=True, prompt=prompts)
-        texts = np.array(token_strings(run.session, run.rows[0][1 : CROP + 1]), dtype=object)
+        texts = run.texts(run.rows[0][1 : CROP + 1])
         first = data["token_change"].isel(prompt=0, drop=True)
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
@@ -145,7 +144,7 @@ class Interventions(Measure):
             if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
                 named_hooks[name] = hooks
         is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
-        chosen = select_heads(run.session, **run.where) if is_chosen else {}
+        chosen = run.heads if is_chosen else {}
         for name, hooks in named_hooks.items() if is_chosen else ():
             if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
                 raise InputError(
@@ -167,25 +166,26 @@ class Interventions(Measure):
 
     def _beside_unchanged(self, run: Run, prompt: int, hooks: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the variables of one prompt under every condition, beside one pass of the unchanged model."""
-        session, row = run.session, run.tokens[[prompt]].to(run.session.device)
-        losses, kl = [], []
-        with session.exclusive(session.owner), torch.no_grad():
-            unchanged = logits_of(session, row)
-            normalisers = normalisers_of(unchanged)
-            of_unchanged = losses_of_logits(session, unchanged, row, normalisers)[0].cpu()
-            for condition_hooks in hooks.values():
-                condition_hooks = condition_hooks(prompt) if callable(condition_hooks) else condition_hooks
-                if condition_hooks is None:
-                    losses.append(torch.full_like(of_unchanged, torch.nan))
-                    kl.append(torch.nan)
-                    continue
-                with session.under(condition_hooks):
-                    logits = logits_of(session, row) if condition_hooks else unchanged
-                of_condition = normalisers_of(logits) if condition_hooks else normalisers
-                losses.append(losses_of_logits(session, logits, row, of_condition)[0].cpu())
-                kl.append(divergence(unchanged, logits, normalisers, of_condition).mean().item())
+
+        def of_logits(logits: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            normalisers = normalisers_of(logits)
+            return logits, normalisers, losses_of_logits(run.session, logits, row, normalisers)[0].cpu()
+
+        row, losses, kl = run.tokens[[prompt]], [], []
+        [of_unchanged] = run.passes(row, of_logits)
+        unchanged, normalisers, unchanged_loss = of_unchanged
+        for condition_hooks in hooks.values():
+            condition_hooks = condition_hooks(prompt) if callable(condition_hooks) else condition_hooks
+            if condition_hooks is None:
+                losses.append(torch.full_like(unchanged_loss, torch.nan))
+                kl.append(torch.nan)
+                continue
+            [of_condition] = run.passes(row, of_logits, condition_hooks) if condition_hooks else [of_unchanged]
+            logits, condition_normalisers, loss = of_condition
+            losses.append(loss)
+            kl.append(divergence(unchanged, logits, normalisers, condition_normalisers).mean().item())
         of_all, labels = torch.stack(losses), {"condition": [*hooks]}
-        values = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
+        values = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - unchanged_loss)[:, :CROP]}
         dims = ("condition", "shown_target")
         return {name: xr.DataArray(np.asarray(value), labels, dims[: np.ndim(value)]) for name, value in values.items()}
 

@@ -8,7 +8,7 @@ from tl_posgen.coupling import Coupling
 from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.coupling.numbers.trajectories import expodistance, line_shape_score
 from tl_posgen.models.loading.random_init import random_like
-from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.models.tokens import prompts_of_one_length
 
 WHOLE = {"null_seeds": (), "progress": False}
 # model and random init, at the last of 64 tokens: coupling, then line-shape score and expodistance of each

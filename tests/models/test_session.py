@@ -20,7 +20,7 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model, open_session, without_context_limit
 from tl_posgen.models.loading.snapshot import snapshot
-from tl_posgen.models.loss import logits_of
+from tl_posgen.models.loss import run_prompts
 from tl_posgen.models.session import MEMORY, Choices, session_of
 
 TOKENS = torch.randint(2, VOCAB, (2, 12), generator=torch.Generator().manual_seed(6))
@@ -125,9 +125,9 @@ def test_a_context_limit_is_lifted_by_the_other_kind_of_object(family_model, fam
     lifted, long = without_context_limit(model), TOKENS.repeat(1, 12)
     assert (lifted is model) == (backend == "bridge")
     assert session_of(lifted).limit.tokens is None
-    with torch.no_grad():
-        torch.testing.assert_close(logits_of(lifted, TOKENS), logits_of(model, TOKENS), atol=1e-4, rtol=1e-4)
-        assert logits_of(lifted, long).isfinite().all()
+    of_lifted, of_model = (run_prompts(of, TOKENS, lambda logits, _: logits) for of in (lifted, model))
+    torch.testing.assert_close(of_lifted, of_model, atol=1e-4, rtol=1e-4)
+    assert all(run_prompts(lifted, long, lambda logits, _: bool(logits.isfinite().all())))
     learned = family_model("gpt2", backend)
     assert without_context_limit(learned) is learned
 
@@ -144,8 +144,9 @@ def test_leading_tokens_are_not_taken_for_padding(family_directory, backend):
     model, plain = (load_model(family_directory("llama"), backend) for _ in range(2))
     model.tokenizer.pad_token, model.tokenizer.padding_side = "</s>", "left"
     tokens = torch.cat([torch.ones(2, 3, dtype=torch.long), TOKENS], dim=1)
+    [of_model] = run_prompts(model, tokens, lambda logits, _: logits)
     with torch.no_grad():
-        torch.testing.assert_close(logits_of(model, tokens), plain(tokens, return_type="logits"))
+        torch.testing.assert_close(of_model, plain(tokens, return_type="logits"))
 
 
 @pytest.mark.parametrize("wrong", [None, 3, b"mini", ["mini"], torch.nn.Linear(2, 2)])

@@ -31,13 +31,12 @@ from tl_posgen.models import open_session
 from tl_posgen.models.loading.load import AnyModel, is_ours
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
-from tl_posgen.models.loss import require_context, require_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
 from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session
-from tl_posgen.models.tokens import first_id, text_provenance, to_prompts
+from tl_posgen.models.tokens import first_id, require_context, require_one_length, text_provenance, to_prompts
 from tl_posgen.progress import MAKING, steps_shown
 from tl_posgen.progress import step as step_shown
 

@@ -16,16 +16,16 @@ from torch import Tensor
 from tl_posgen.core.measure import LABELS
 from tl_posgen.core.numbers import one_side
 from tl_posgen.core.sums import Sums
-from tl_posgen.models.capture.capturing import capturing, run_capture
+from tl_posgen.models.capture.capturing import Consumer, capturing, run_capture
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import token_losses
+from tl_posgen.models.loss import run_prompts, token_losses
+from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import token_strings
 
 if TYPE_CHECKING:
     from tl_posgen.core.measure import Measure
 
-Consumer = Callable[[Any], None]
 MOST_CHOSEN = 6  # heads that are all shown where the user chose them
 _Pick = tuple[int, int, str]  # layer, head, why
 
@@ -69,6 +69,15 @@ class Run:
         """Prompts of one length, stacked."""
         return torch.stack(list(self.rows))
 
+    @cached_property
+    def heads(self) -> Mapping[int, list[int]]:
+        """Layer -> its chosen heads, in order."""
+        return select_heads(self.session, **self.where)
+
+    def texts(self, tokens: Int[Tensor, " pos"]) -> np.ndarray:
+        """Return the texts of tokens, as Python's strings: numpy's lose NULs."""
+        return np.array(token_strings(self.session, tokens), dtype=object)
+
     @property
     def data(self) -> xr.Dataset:
         """Dataset of this measure's `of_layer` for this model, all prompts."""
@@ -82,6 +91,17 @@ class Run:
     def loss(self) -> Float[Tensor, "prompt target"]:
         """The loss of every token, nothing changed, in nats."""
         return token_losses(self.session, self.tokens)
+
+    def passes(
+        self,
+        tokens: Int[Tensor, "row pos"],
+        of_logits: Callable[[Tensor, Tensor], Any],
+        hooks: Any = (),
+        first: int = 0,
+    ) -> list[Any]:
+        """Return what `of_logits(logits, tokens)` gives of every pass over other prompts, under hooks; see
+        `tl_posgen.models.loss.run_prompts`."""
+        return run_prompts(self.session, tokens, of_logits, hooks)
 
     def losses(self, tokens: Int[Tensor, "row pos"], hooks: Any = ()) -> Float[Tensor, "row target"]:
         """Return the loss of every token of other prompts, under hooks."""
@@ -199,7 +219,7 @@ def head_examples(
 
     if picks:
         run_capture(run.session, row[None], keep, heads=[*chosen])
-    return examples_of(run.measure, picks, by_head, n).assign_coords(token=token_texts(run.session, row[:n]))
+    return examples_of(run.measure, picks, by_head, n).assign_coords(token=("key", run.texts(row[:n])))
 
 
 def examples_of(
@@ -220,8 +240,3 @@ def examples_of(
     coords["example"] = np.arange(len(picks))
     coords |= {name: ("example", [pick[at] for pick in picks]) for at, name in enumerate(("layer", "head", "why"))}
     return xr.Dataset(data, coords)
-
-
-def token_texts(session: Session, tokens: Int[Tensor, " pos"]) -> xr.DataArray:
-    """Return the texts of tokens along "key"."""
-    return xr.DataArray(np.array(token_strings(session, tokens), dtype=object), dims="key")  # numpy's texts lose NULs

@@ -14,9 +14,9 @@ from tl_posgen.core.options import Count, NonNegative, Positive, check_options, 
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import RowByRow, finished
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.models.conversion.hugging_face import TransformersRule, scaled_frequencies
-from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layer_table import rotating_layers
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -158,9 +158,7 @@ def with_frequencies(
     """
     session = session_of(model)
     selected = select_heads(session, layers, heads)
-    geometries = [geometry for geometry in geometry_of(session, list(selected)) if geometry.rope.rotary_dim]
-    if not geometries:
-        raise UnsupportedModelError("no chosen layer has RoPE, so there are no frequencies to change")
+    geometries = rotating_layers(session, list(selected), "frequencies to change")
     if isinstance(frequencies, FrequencyRule):
         frequencies = frequencies.of_model(int(session.model.cfg.n_ctx))
     ropes = {geometry.layer: _changed_rope(geometry, frequencies) for geometry in geometries}

@@ -13,8 +13,8 @@ from tl_posgen.core.options import Count, NonNegative, require
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow
-from tl_posgen.errors import InputError, UnsupportedModelError, is_number
-from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.errors import InputError, is_non_negative
+from tl_posgen.models.layer_table import rotating_layers
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
@@ -70,15 +70,13 @@ def hold_planes(
     require("context", context, Count | None)
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
     session = session_of(model)
-    distances: Any = [] if isinstance(at, str) else [at] if is_number(at) else at
+    distances: Any = [] if isinstance(at, str) else [at] if is_non_negative(at) else at
     for distance in distances:
         session.require_distance("at", distance)
     selected = select_heads(session, layers, heads)
     if not isinstance(planes, str) and (twice := [plane for plane in planes if list(planes).count(plane) > 1]):
         raise InputError(f"planes: {twice[0]!r} is given twice; give each plane once, with one distance")
-    rotating = [geometry for geometry in geometry_of(session, list(selected)) if geometry.rope.rotary_dim]
-    if not rotating:
-        raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to hold")
+    rotating = rotating_layers(session, list(selected), "planes to hold")
     context = int(session.model.cfg.n_ctx) if context is None else context
     limits = {geometry.layer: _limits(geometry, planes, at, context) for geometry in rotating}
     if not any((of_layer < inf).any() for of_layer in limits.values()):
@@ -108,7 +106,7 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
     limits = torch.full_like(theta, inf)
     if isinstance(at, str):
         limits[chosen] = TURNS[at] / theta[chosen]
-    elif is_number(at):
+    elif is_non_negative(at):
         limits[chosen] = float(at)
     elif isinstance(planes, str) or len(at) != len(planes):
         raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")

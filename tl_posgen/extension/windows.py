@@ -14,7 +14,7 @@ from tl_posgen.arithmetic import double
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow, at_positions
-from tl_posgen.errors import InputError, check_whole, is_number
+from tl_posgen.errors import InputError, check_whole, is_non_negative
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
@@ -45,7 +45,7 @@ def interpolate_positions(
         >>> torch.allclose(same, model(tokens), atol=1e-4)
         True
     """
-    if not is_number(factor) or not 0 < factor <= 1:
+    if not is_non_negative(factor) or not 0 < factor <= 1:
         raise InputError(f"interpolation factor {factor!r} is outside (0, 1]; it is training length / prompt length")
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:

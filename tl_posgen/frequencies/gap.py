@@ -32,9 +32,8 @@ from tl_posgen.frequencies.numbers.gap import (
 )
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loss import logits_of, losses_of_logits
+from tl_posgen.models.loss import losses_of_logits, run_prompts
 from tl_posgen.models.session import Session
-from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.intervals import FEWEST
 
@@ -303,10 +302,10 @@ def next_tokens(
     session: Session, tokens: Int[Tensor, "row pos"], first: int, hooks: Any = ()
 ) -> tuple[Float[Tensor, "row target"], Bool[Tensor, "row target"]]:
     """Return the loss of the tokens behind position `first`, and whether each of them has the largest logit."""
-    losses, is_first = [], []
-    with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for batch in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
-            logits = logits_of(session, batch, first)
-            losses.append(losses_of_logits(session, logits, batch[:, first:]).cpu())
-            is_first.append(logits[:, :-1].argmax(-1).cpu() == batch[:, first + 1 :].cpu())
+
+    def of_logits(logits: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        is_first = logits[:, :-1].argmax(-1).cpu() == batch[:, first + 1 :].cpu()
+        return losses_of_logits(session, logits, batch[:, first:]).cpu(), is_first
+
+    losses, is_first = zip(*run_prompts(session, tokens, of_logits, hooks, first), strict=True)
     return torch.cat(losses), torch.cat(is_first)

@@ -23,7 +23,6 @@ from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session
-from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars, lines
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
@@ -142,7 +141,10 @@ class PlaneCost(Interventions):
     variables = {**Interventions.variables, **PREDICTIONS}
     words = DONE
     token_view = tokens_by_condition(DONE)
-    requires = require_rope
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
+
     figures = {
         "planes": lines(
             lambda result: {

@@ -12,6 +12,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
+from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.roles import (
@@ -24,7 +25,6 @@ from tl_posgen.frequencies.numbers.roles import (
 from tl_posgen.frequencies.plane_use import SETTLED
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.session import Session
-from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import lines
 from tl_posgen.rope.planes import along_distances, turning_factors
 from tl_posgen.rope.rotation import complex_planes, turns_at
@@ -85,7 +85,6 @@ class PlaneRoles(Measure):
         "mean_score": Variable("mean score", "logits", "at D = 1, 2, 4, ..", (*HEAD, "doubling"), interval=True),
         "spread": Variable("std within rows", "logits", "of the scores of a query over its keys", HEAD, interval=True),
     }
-    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "diagonals": lines(
             {f"at D = {near}": [("lift, logits", "contrast", {"near": near})] for near in NEAR},
@@ -109,6 +108,12 @@ class PlaneRoles(Measure):
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"near": NEAR}
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
+
+    def refuse(self, run: Run) -> None:
+        run.session.require_rope(self.name, run.heads)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlaneRoles":
         if (n := max(map(len, tokens))) < SETTLED + 2:

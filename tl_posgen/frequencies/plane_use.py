@@ -15,6 +15,7 @@ from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD, Measure, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count, Each
+from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
 from tl_posgen.frequencies.numbers.coordinates import massive_coordinates
@@ -30,7 +31,6 @@ from tl_posgen.frequencies.plane_use_figure import draw_plane_use, kinds_of_laye
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.position.planes.planes import require_rope, require_rope_in_layers
 from tl_posgen.rope.rotation import complex_frequencies, complex_planes, real_coordinates
 
 BY_PLANE, BY_CONTEXT = (*HEAD, "plane"), ("context", *HEAD)
@@ -180,7 +180,6 @@ class PlaneUse(Measure):
             compared=False,
         ),
     }
-    requires, refuse = require_rope, require_rope_in_layers
     figures = {"use": draw_plane_use}
     curves = ("use", "sink_lift")
     legend = (
@@ -193,6 +192,12 @@ class PlaneUse(Measure):
 
     def usual(self) -> Mapping[str, Any]:
         return {} if self.contexts is None else {"context": self.contexts[0]}
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
+
+    def refuse(self, run: Run) -> None:
+        run.session.require_rope(self.name, run.heads)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlaneUse":
         if (n := max(map(len, tokens))) < 3:

@@ -25,11 +25,9 @@ from tl_posgen.frequencies.numbers.coordinates import another_coordinate, larges
 from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.loss import logits_of
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
-from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
@@ -127,7 +125,6 @@ class Recall(Interventions):
         "edited": Variable("edited head", "", "1: looks up and is edited", HEAD),
         "control": Variable("control head", "", "1: of the same layer, the fewest hits", HEAD),
     }
-    requires = require_rope
     whole_model = frozenset({"recall"})
     figures = {
         "recall": bars(
@@ -141,6 +138,9 @@ class Recall(Interventions):
         )
     }
     legend = "loss, rise: of the text, in nats."
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Recall":
         n_unique = len(torch.unique(torch.cat([prompt[1:] for prompt in tokens])))
@@ -217,12 +217,12 @@ class Recall(Interventions):
 
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss of the text, and recall and loss of the copies."""
-        recalls_and_losses, session = [], run.session
-        for row in self.copies(run):
-            with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-                logits = logits_of(session, row[None].to(session.device))[0]
-            recalls_and_losses.append([value.item() for value in recall_of_copy(logits, row, self.half)])
-        recall, loss = np.array(recalls_and_losses).T
+
+        def of_logits(logits: Tensor, rows: Tensor) -> list[list[float]]:
+            pairs = (recall_of_copy(of_row, row, self.half) for of_row, row in zip(logits, rows, strict=True))
+            return [[value.item() for value in pair] for pair in pairs]
+
+        recall, loss = np.concatenate(run.passes(self.copies(run), of_logits, hooks)).T
         return {**super().under(run, hooks), "recall": recall, "copy_loss": loss}
 
     def of_model(self, run: Run) -> xr.Dataset:

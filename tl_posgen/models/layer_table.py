@@ -36,6 +36,18 @@ def geometry_of(model: Model | Session, layers: Layers = None) -> tuple[LayerGeo
     return tuple(session.layer(index).geometry for index in check_indices(layers, session.model.cfg.n_layers, "layer"))
 
 
+def rotating_layers(session: Session, layers: Layers, purpose: str) -> list[LayerGeometry]:
+    """Return the geometry of the chosen layers that have RoPE; UnsupportedModelError where none has.
+
+    Args:
+        purpose: in the message: what there is none of without RoPE, "planes to hold".
+    """
+    rotating = [geometry for geometry in geometry_of(session, layers) if geometry.rope.rotary_dim]
+    if not rotating:
+        raise UnsupportedModelError(f"no chosen layer has RoPE, so there are no {purpose}")
+    return rotating
+
+
 def check(model: Model | Session, *, printed: bool = True) -> pd.DataFrame:
     """Print, layer by layer, what a model does with positions, how well that was proved, and what is not supported.
 

@@ -1,6 +1,6 @@
 """Loss of a running model, token by token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,11 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, elements_at_once, row_ranges
-from tl_posgen.errors import InputError
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import UNPADDED, Session, session_of
 from tl_posgen.models.streaming.stream import prompts_at_once, streaming_by_policy
-from tl_posgen.models.tokens import to_prompts
 from tl_posgen.progress import count_pass
 
 Hooks = Sequence[tuple[Any, Any]]
@@ -36,25 +34,50 @@ def token_losses(
         torch.Size([1, 11])
     """
     session = session_of(model)
+    return torch.cat(
+        run_prompts(session, tokens, lambda logits, batch: losses_of_logits(session, logits, batch).cpu(), hooks)
+    )
+
+
+def run_prompts(
+    model: Model | Session,
+    tokens: Int[Tensor, "prompt pos"],
+    of_logits: Callable[[Tensor, Tensor], Any],
+    hooks: Hooks = (),
+    first: int = 0,
+) -> list[Any]:
+    """Return what `of_logits(logits [prompt, _, vocabulary], tokens [prompt, pos])` gives of every batch of the
+    prompts, run under hooks without gradients.
+
+    Args:
+        tokens: prompts of one length, no padding.
+        of_logits: is given logits and tokens of a batch, on the model's device.
+        hooks: interventions at work meanwhile.
+        first: the position of the first logits that are computed.
+
+    Raises:
+        InputError: active dropout, autocast, a model that is measured in another thread, a hook point that there is
+            not.
+        UnsupportedModelError: quantised weights.
+
+    Example:
+        >>> import torch
+        >>> from tl_posgen import load_model
+        >>> run_prompts(load_model("mini"), torch.arange(108).reshape(9, 12), lambda logits, _: logits.shape[:2])
+        [torch.Size([8, 12]), torch.Size([1, 12])]
+    """
+    session, values = session_of(model), []
     session.require_evaluation()
-    rows = []
+    n, only = tokens.shape[1], [("unembed.hook_in", lambda x, hook: x[:, first:])] if first else []
     with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-        for batch in tokens.to(session.device).split(prompts_at_once(session, tokens.shape[1])):
-            rows.append(losses_of_logits(session, logits_of(session, batch), batch).cpu())
-    return torch.cat(rows)
-
-
-def logits_of(
-    model: Model | Session, tokens: Int[Tensor, "prompt pos"], first: int = 0
-) -> Float[Tensor, "prompt _ vocabulary"]:
-    """Return the logits of prompts of one length without padding, on the model's device; only those from the position
-    `first` on are computed."""
-    session = session_of(model)
-    only = [("unembed.hook_in", lambda x, hook: x[:, first:])] if first else []
-    owner = session.owner or UNPADDED
-    with streaming_by_policy(session, tokens.shape[1]), session.under(only), session.exclusive(owner):
-        count_pass(len(tokens))
-        return session.model(tokens, return_type="logits", **session.backend.options(tokens))
+        for batch in tokens.to(session.device).split(prompts_at_once(session, n)):
+            owner = session.owner or UNPADDED
+            with streaming_by_policy(session, n), session.under(only), session.exclusive(owner):
+                count_pass(len(batch))
+                logits = session.model(batch, return_type="logits", **session.backend.options(batch))
+            values.append(of_logits(logits, batch))
+            del logits  # before the next pass
+    return values
 
 
 def losses_of_logits(
@@ -107,34 +130,3 @@ def _blocks(
     n, row = max(1, logits.shape[1]), len(logits) * logits.shape[2]
     for start, stop in row_ranges(n, row, elements_at_once(logits.device, AT_ONCE)):
         yield slice(start, stop), double(logits[:, start:stop])
-
-
-def prompts_of_one_length(
-    model: Model | Session, prompts: Any, length: int | None, n_prompts: int | None, *, consecutive: bool = False
-) -> Int[Tensor, "prompt pos"]:
-    """Return `to_prompts` within the training context, stacked; texts of different lengths need `length`."""
-    session = session_of(model)
-    if length is not None:
-        require_context(session, length)
-    rows = to_prompts(session, prompts, length, n_prompts, consecutive=consecutive)
-    require_one_length(rows)
-    require_context(session, len(rows[0]))
-    return torch.stack(rows)
-
-
-def require_one_length(rows: Sequence[Int[Tensor, " _"]]) -> None:
-    """Refuse prompts of different lengths."""
-    lengths = sorted({len(row) for row in rows})
-    if len(lengths) > 1:
-        raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
-
-
-def require_context(session: Session, length: int) -> None:
-    """Refuse what is longer than the training context, even where the model could run it: the loss there answers
-    another question, that of length_extrapolation."""
-    n_ctx = session.model.cfg.n_ctx
-    if length > n_ctx:
-        raise InputError(
-            f"prompts of {length} tokens: this model's training context has {n_ctx}; give length={n_ctx} or "
-            "less, or ask length_extrapolation what happens beyond"
-        )

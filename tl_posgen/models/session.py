@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tl_posgen.arithmetic import summable
-from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, is_number
+from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, is_non_negative
 from tl_posgen.models.backends.backend import Backend, Origin
 from tl_posgen.models.backends.bridge import Bridge
 from tl_posgen.models.backends.hooked import Hooked
@@ -187,7 +187,7 @@ class Session:
 
     def require_distance(self, name: str, value: Any) -> None:
         """Refuse a value that is not a distance, or for which the model's frequencies are not fixed."""
-        if not is_number(value):
+        if not is_non_negative(value):
             raise InputError(f"{name} {value!r}: distances must be numbers, 0 or more, and finite")
         limit, why, _ = self.limit
         if limit is not None and value >= limit and "frequencies" in why:
@@ -358,6 +358,30 @@ class Session:
                     f"layer {layer}: a norm or clipping follows the biases of its queries and keys, so they are no "
                     "summand of what enters RoPE"
                 )
+
+    def require_rope(self, measure: str, layers: Collection[int] = ()) -> None:
+        """Refuse a model none of whose layers rotates, or chosen layers none of which does; layers that are not
+        understood are refused when they run."""
+        encoding = self.encoding
+        if encoding and "rotary" not in encoding:
+            raise UnsupportedModelError(
+                f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave {measure} "
+                "out (three_axis and variance work)"
+            )
+        probed = [self.layers()[layer] for layer in layers]
+        if probed and not any(isinstance(probe, Exception) or probe.geometry.rope.rotary_dim for probe in probed):
+            raise UnsupportedModelError(
+                f"layers {', '.join(map(str, layers))}: none of them has RoPE, so there are no planes; choose "
+                f"other layers, or leave {measure} out"
+            )
+
+    def require_relative_positions(self, measure: str) -> None:
+        """Refuse a model whose positions are embeddings."""
+        if self.encoding == "absolute":
+            raise UnsupportedModelError(
+                "positions of this model are embeddings added to the residual stream, so its scores know no distance "
+                f"and there is none beyond its training length; {measure} needs rotary positions or ALiBi"
+            )
 
 
 _OF_TRANSFORMERS = "; of this model of transformers a copy: tl_posgen.training.snapshot(model, tokenizer)"

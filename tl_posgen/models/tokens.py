@@ -140,6 +140,37 @@ def to_prompts(
     return [torch.tensor(row, device="cpu") for row in rows]
 
 
+def prompts_of_one_length(
+    model: Model | Session, prompts: Any, length: int | None, n_prompts: int | None, *, consecutive: bool = False
+) -> Int[Tensor, "prompt pos"]:
+    """Return `to_prompts` within the training context, stacked; texts of different lengths need `length`."""
+    session = session_of(model)
+    if length is not None:
+        require_context(session, length)
+    rows = to_prompts(session, prompts, length, n_prompts, consecutive=consecutive)
+    require_one_length(rows)
+    require_context(session, len(rows[0]))
+    return torch.stack(rows)
+
+
+def require_one_length(rows: Sequence[Int[Tensor, " _"]]) -> None:
+    """Refuse prompts of different lengths."""
+    lengths = sorted({len(row) for row in rows})
+    if len(lengths) > 1:
+        raise InputError(f"prompts of {lengths[0]} to {lengths[-1]} tokens: give length= to cut them to one length")
+
+
+def require_context(session: Session, length: int) -> None:
+    """Refuse what is longer than the training context, even where the model could run it: the loss there answers
+    another question, that of length_extrapolation."""
+    n_ctx = session.model.cfg.n_ctx
+    if length > n_ctx:
+        raise InputError(
+            f"prompts of {length} tokens: this model's training context has {n_ctx}; give length={n_ctx} or "
+            "less, or ask length_extrapolation what happens beyond"
+        )
+
+
 def first_id(session: Session, first: str | int) -> int:
     """Return the id of a token that the user puts in front of every prompt: its text, or the id itself."""
     tokenizer, d_vocab = session.model.tokenizer, session.model.cfg.d_vocab

@@ -8,7 +8,7 @@ from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
 from tl_posgen.arithmetic import DOUBLE, double
-from tl_posgen.errors import InputError, check_whole, is_number
+from tl_posgen.errors import InputError, check_whole, is_non_negative
 from tl_posgen.rope.bilinear_sums import sums_along_diagonals
 from tl_posgen.rope.planes import turning_factors
 from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
@@ -48,7 +48,7 @@ class Split:
 
 def point_mass(distance: int | float) -> DistanceDistribution:
     """p(d0) = 1 at one dummy distance d0: the mean-key estimator."""
-    if not is_number(distance):
+    if not is_non_negative(distance):
         raise InputError(f"dummy distance {distance!r}: distances must be 0 or more")
     return DistanceDistribution(torch.tensor([float(distance)]), torch.ones(1, dtype=DOUBLE))
 
@@ -64,7 +64,7 @@ def triangle(width: int | float | Real[Tensor, " head"]) -> DistanceDistribution
         [2.0, 1.0]
     """
     is_real_tensor = isinstance(width, Tensor) and width.numel() and not width.is_complex()
-    widths = torch.as_tensor(width if is_real_tensor else float(width) if is_number(width) else 0, dtype=DOUBLE)
+    widths = torch.as_tensor(width if is_real_tensor else float(width) if is_non_negative(width) else 0, dtype=DOUBLE)
     if not bool(((widths > 0) & (widths <= WIDEST)).all()):
         raise InputError(f"triangle width {width!r}: widths must be numbers above 0, of tokens, {WIDEST:,} at most")
     distances = torch.arange(math.ceil(widths.max()), device=widths.device)

@@ -23,12 +23,11 @@ from tl_posgen.errors import check_seed
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
 from tl_posgen.models.loading.null_kinds import in_order, null_label
-from tl_posgen.models.loss import prompts_of_one_length
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
-from tl_posgen.models.tokens import check_counts, check_numbers, first_id, text_provenance
+from tl_posgen.models.tokens import check_counts, check_numbers, first_id, prompts_of_one_length, text_provenance
 from tl_posgen.report.figures import model_label
 from tl_posgen.report.kinds import lines
 from tl_posgen.studies.curves import Followed, followed, has_numbers, numbers_of

@@ -23,7 +23,7 @@ from tl_posgen.errors import InputError, ModelError, UnsupportedModelError
 from tl_posgen.models.conversion.files import MINI, TOKENIZERS
 from tl_posgen.models.loading.checkpoints import Checkpoints
 from tl_posgen.models.loading.load import Pretrained, load_model
-from tl_posgen.models.loss import logits_of
+from tl_posgen.models.loss import run_prompts
 from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.session import session_of
 from tl_posgen.models.tokens import bundled_text
@@ -43,8 +43,8 @@ def test_logits_are_those_of_hugging_face(family_directory, family_model, name, 
 @pytest.mark.parametrize(("name", "backend"), LOADABLE)
 def test_the_last_logits_alone_are_those_of_the_whole_pass(family_model, name, backend):
     model = family_model(name, backend)
-    with torch.no_grad():
-        torch.testing.assert_close(logits_of(model, TOKENS, first=37), logits_of(model, TOKENS)[:, 37:])
+    (of_last,), (of_all,) = (run_prompts(model, TOKENS, lambda logits, _: logits, first=first) for first in (37, 0))
+    torch.testing.assert_close(of_last, of_all[:, 37:])
 
 
 def test_a_hooked_transformer_is_saved_as_safetensors(family_model, has_hooked, tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rotated_heads import ROPES, captures_of, scores_at_every, true_distances
 
 from tl_posgen.errors import InputError
-from tl_posgen.models.loss import prompts_of_one_length
+from tl_posgen.models.tokens import prompts_of_one_length
 from tl_posgen.position.decomposition.numbers.variance_shares import TripleMoments, variance_shares
 from tl_posgen.position.decomposition.three_axis import fit_capture
 from tl_posgen.position.substitution.hooks import all_positions, by_split, by_three_axis, near

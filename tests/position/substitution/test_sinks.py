@@ -8,9 +8,10 @@ from interventions import largest, logits, scores_under
 
 from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
-from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.loss import token_losses
 from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming
+from tl_posgen.models.tokens import prompts_of_one_length
 from tl_posgen.position import Substitution
 from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS, NO_VALUES, OF_SINKS
 from tl_posgen.position.substitution.hooks import (

@@ -10,7 +10,8 @@ from made_up import dataset_of, result_of
 from tl_posgen.errors import InputError
 from tl_posgen.hooks import authors_split, by_split, point_mass, substitute, triangle
 from tl_posgen.models.loading.random_init import random_like
-from tl_posgen.models.loss import prompts_of_one_length, token_losses
+from tl_posgen.models.loss import token_losses
+from tl_posgen.models.tokens import prompts_of_one_length
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution import Substitution
 from tl_posgen.position.substitution.conditions import NO_STAND_IN

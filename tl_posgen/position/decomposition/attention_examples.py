@@ -12,7 +12,7 @@ import xarray as xr
 from tl_posgen.arithmetic import double
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.options import Count
-from tl_posgen.core.run import MOST_CHOSEN, Run, examples_of, pick_heads, token_texts
+from tl_posgen.core.run import MOST_CHOSEN, Run, examples_of, pick_heads
 from tl_posgen.core.sums import OfFirstPrompt, Sums
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
@@ -123,4 +123,4 @@ class AttentionExamples(Measure):
 
     def of_model(self, run: Run) -> xr.Dataset:
         row = run.rows[0][:CROP]
-        return xr.Dataset(coords={"token": token_texts(run.session, row)})
+        return xr.Dataset(coords={"token": ("key", run.texts(row))})

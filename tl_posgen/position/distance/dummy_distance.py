@@ -25,7 +25,6 @@ from tl_posgen.position.decomposition.numbers.three_axis_fit import ThreeAxisFit
 from tl_posgen.position.decomposition.three_axis import fit_capture, fits_of
 from tl_posgen.position.distance.hooks import (
     at_dummy_distance,
-    require_distances,
     scores_at_distance,
     training_length,
 )
@@ -162,7 +161,7 @@ class DummyDistance(Interventions):
         return {"d0": d0s, "other_d0": d0s, "limit": limits, "part": PARTS}
 
     def requires(self, session: Session) -> None:
-        require_distances(self.name, session)
+        session.require_relative_positions(self.name)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "DummyDistance":
         trained = training_length(session)

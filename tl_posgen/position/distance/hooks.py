@@ -12,7 +12,7 @@ from tl_posgen.arithmetic import is_real_tensor
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import FrozenBeyond, RowByRow, finished
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.session import Session, session_of
@@ -94,15 +94,6 @@ def scores_at_distance(
     products = scores_at(capture.q, capture.k, geometry.rope, geometry.scale, wanted)
     scores = finished(products, capture, wanted)
     return scores if beyond is None else torch.where(true > beyond, scores, capture.scores())
-
-
-def require_distances(measure: str, session: Session) -> None:
-    """Refuse a model whose positions are embeddings."""
-    if session.encoding == "absolute":
-        raise UnsupportedModelError(
-            "positions of this model are embeddings added to the residual stream, so its scores know no distance and "
-            f"there is none beyond its training length; {measure} needs rotary positions or ALiBi"
-        )
 
 
 def training_length(session: Session) -> int:

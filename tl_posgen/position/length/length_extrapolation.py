@@ -23,10 +23,8 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.loss import losses_of_logits
 from tl_posgen.models.memory import fits_pass
-from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import to_prompts
-from tl_posgen.position.distance.hooks import require_distances
 from tl_posgen.position.length.length_extrapolation_figure import draw_outputs
 from tl_posgen.position.length.numbers import (
     OutputMoments,
@@ -228,7 +226,7 @@ class LengthExtrapolation(Measure):
         return rows
 
     def requires(self, session: Session) -> None:
-        require_distances(self.name, session)
+        session.require_relative_positions(self.name)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "LengthExtrapolation":
         return replace(self, inside=self.inside_for(session))
@@ -253,7 +251,7 @@ class LengthExtrapolation(Measure):
     def of_model(self, run: Run) -> xr.Dataset:
         n, session, where = len(run.rows[0]), run.session, run.where
         inside, hooks = n // self.times, self.hooks(run)
-        layers = list(select_heads(run.session, **where))
+        layers = list(run.heads)
         shown_layers = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
         step, width = -(-inside // _KEPT_INSIDE), inside // _BINS_INSIDE
         kept_positions, starts = torch.arange(step - 1, n, step), range(0, n - 1, width)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
-from tl_posgen.models.loss import logits_of
+from tl_posgen.models.loss import run_prompts
 from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.models.tokens import given_prompts, start_of_texts
@@ -22,7 +22,6 @@ from tl_posgen.position.order.numbers import Disturbance
 ITEMS_OF_INITS = 200  # at most, as they are at chance
 N_CHOICES = 4
 _LEAST_LETTERS = 4
-AT_ONCE = 16  # rows of one forward pass
 _TRIED = 4  # passages tried per wanted item, as some are too long for the model
 
 
@@ -148,14 +147,13 @@ def score_items(
             by_length.setdefault(len(row), []).append((number, choices, row, drawn))
     batches = []
     for length, entries in by_length.items():
-        at_once = prompts_at_once(session, length, AT_ONCE)
+        at_once = prompts_at_once(session, length)
         batches += [entries[at : at + at_once] for at in range(0, len(entries), at_once)]
     for entries in batches:
         rows, draws = torch.stack([row for *_, row, _ in entries]), [drawn for *_, drawn in entries]
         rows, hooks = disturb(session, rows, condition, draws, **where)
         first = min(len(items[number].context) for number, *_ in entries) - 1  # of the logits that are needed
-        with session.exclusive(session.owner), torch.no_grad(), session.under(hooks):
-            logits = logits_of(session, rows.to(session.device), first)
+        [logits] = run_prompts(session, rows, lambda logits, _: logits, hooks, first)
         for (number, choices, *_), of_row in zip(entries, logits, strict=True):
             begin = len(items[number].context) - 1 - first
             for choice in choices:

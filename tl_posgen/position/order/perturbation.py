@@ -19,7 +19,6 @@ from tl_posgen.core.options import Count, Each, Real, Share, Whole, Within
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import tokens_by_condition
 from tl_posgen.models.streaming.stream import BATCH, prompts_at_once
-from tl_posgen.models.tokens import token_strings
 from tl_posgen.position.order import cloze
 from tl_posgen.position.order.cloze import N_CHOICES, EncodedItem, encoded_items, score_items
 from tl_posgen.position.order.hooks import Condition, conditions_for, disturb, draw
@@ -175,7 +174,7 @@ class Perturbation(Measure):
                 "change": by_target,
                 "moved": shares,
                 "token_change": change[0, :CROP],
-                "token_text": np.array(token_strings(run.session, rows[0, 1 : CROP + 1]), dtype=object),
+                "token_text": run.texts(rows[0, 1 : CROP + 1]),
             }
 
         axes = {"condition": conditions, "reach": list(self.reaches), "ratio": ratios, "draw": range(self.n_draws)}

@@ -11,8 +11,8 @@ from tl_posgen.editing.draws import generator_at
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import scores_with
-from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed, check_share, is_number
-from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.errors import InputError, check_choice, check_seed, check_share, is_non_negative
+from tl_posgen.models.layer_table import rotating_layers
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -84,16 +84,14 @@ def perturb_planes(
         raise InputError(f'of={of!r}: give ("q", "k"), ("q",) or ("k",)')
     if edit != "phase_noise":
         check_share(f"strength of {edit}", strength)
-    elif not is_number(strength):
+    elif not is_non_negative(strength):
         raise InputError(f"strength {strength!r} of phase_noise: give a standard deviation in radians, 0 or more")
     seed = check_seed(seed)
     require("first_token", first_token, bool)
     require("control", control, bool)
     session = session_of(model)
     selected = select_heads(session, layers, heads)
-    geometries = [geometry for geometry in geometry_of(session, list(selected)) if geometry.rope.rotary_dim]
-    if not geometries:
-        raise UnsupportedModelError("no chosen layer has RoPE, so there are no planes to perturb")
+    geometries = rotating_layers(session, list(selected), "planes to perturb")
     planes = {}
     for geometry in geometries:
         n_planes = len(geometry.rope.inv_freq)

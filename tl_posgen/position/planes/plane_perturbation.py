@@ -19,13 +19,11 @@ from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
-from tl_posgen.models.loss import token_losses
-from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.models.streaming.stream import prompts_at_once
 from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
-from tl_posgen.position.planes.planes import Planes, require_rope, require_rope_in_layers
+from tl_posgen.position.planes.planes import Planes
 from tl_posgen.report.kinds import bars, heat_maps
 from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
 from tl_posgen.rope.rotation import Rope
@@ -136,7 +134,6 @@ class PlanePerturbation(Interventions):
             dims=("part", "layer", "planes"),
         ),
     }
-    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "rise": bars(
             {
@@ -175,13 +172,19 @@ class PlanePerturbation(Interventions):
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
         return [kind for kind in self.figures if kind != "map" or "map_rise" in data]
 
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
+
+    def refuse(self, run: Run) -> None:
+        run.session.require_rope(self.name, run.heads)
+
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "PlanePerturbation":
         usual = _SHUFFLES if session.model.cfg.n_layers <= MOST_LAYERS else ()
         return replace(self, map_edits=usual if self.map_edits is None else self.map_edits)
 
     def _cells_of_map(self, run: Run) -> tuple[dict[int, int], bool]:
         """Return how many planes each layer with some has, and whether the map has planes, or else bands."""
-        geometries = geometry_of(run.session, list(select_heads(run.session, **run.where)))
+        geometries = geometry_of(run.session, list(run.heads))
         n_planes = {geometry.layer: len(geometry.rope.inv_freq) for geometry in geometries if geometry.rope.rotary_dim}
         by_planes = self.map_by == "planes" or (self.map_by == "auto" and sum(n_planes.values()) <= MOST_CELLS)
         return n_planes, by_planes
@@ -211,21 +214,21 @@ class PlanePerturbation(Interventions):
             for number, batch in enumerate(batches):
                 seed = (run.seed * len(batches) + number) % 2**63
                 perturbed = perturb_planes(run.session, **options, seed=seed, control=control)
-                losses.append(token_losses(run.session, batch, perturbed).mean(-1))
+                losses.append(run.losses(batch, perturbed).mean(-1))
         return {"loss": torch.cat(losses).unflatten(0, (2, -1)).numpy()}
 
     def of_model(self, run: Run) -> xr.Dataset:
         data = super().of_model(run)
         if not self.map_edits:
             return data
-        loss, heads = run.loss.mean(-1).numpy(), select_heads(run.session, **run.where)
+        loss = run.loss.mean(-1).numpy()
         n_planes, by_planes = self._cells_of_map(run)
 
         def one_cell(map_edit: str, layer: int, planes: Any) -> Mapping[str, Any]:
             if by_planes and planes >= n_planes[layer]:
                 return {"map_rise": np.full((len(COSTS), len(run.rows)), np.nan)}
             band = [planes] if by_planes else _third(planes)
-            options = {"edit": map_edit, "heads": [(layer, head) for head in heads[layer]], "band": band}
+            options = {"edit": map_edit, "heads": [(layer, head) for head in run.heads[layer]], "band": band}
             return {"map_rise": self.under(run, options)["loss"] - loss}
 
         planes = range(max(n_planes.values())) if by_planes else BANDS

@@ -15,10 +15,8 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances, Positive
 from tl_posgen.core.run import Run
 from tl_posgen.core.sums import Sums
-from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.geometry.probe import Probed
+from tl_posgen.errors import InputError
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.models.selection import select_heads
 from tl_posgen.models.session import Session
 from tl_posgen.position.planes.numbers.plane_patterns import (
     PARTS,
@@ -33,29 +31,6 @@ from tl_posgen.report.kinds import lines, points
 from tl_posgen.rope.rotation import complex_frequencies
 
 _DIMS, _OF_SIDE, _OF_PART = ("tokens", *HEAD), ("tokens", "side", *HEAD), ("tokens", "part", *HEAD)
-
-
-def require_rope(self: Measure, session: Session) -> None:
-    """Refuse a model none of whose layers rotates, as `Measure.requires`; layers that are not understood are refused
-    when they run."""
-    encoding = session.encoding
-    if encoding and "rotary" not in encoding:
-        raise UnsupportedModelError(
-            f"no layer of this model has RoPE (its positions: {encoding}), so it has no planes; leave {self.name} out "
-            "(three_axis and variance work)"
-        )
-
-
-def require_rope_in_layers(self: Measure, run: Run) -> None:
-    """Refuse chosen layers none of which rotates, as `Measure.refuse`; layers that are not understood are refused when
-    they run."""
-    layers = list(select_heads(run.session, **run.where))
-    probed = [probe for layer in layers if isinstance(probe := run.session.layers()[layer], Probed)]
-    if len(probed) == len(layers) and not any(layer.geometry.rope.rotary_dim for layer in probed):
-        raise UnsupportedModelError(
-            f"layers {', '.join(map(str, layers))}: none of them has RoPE, so there are no planes; choose other "
-            f"layers, or leave {self.name} out"
-        )
 
 
 @dataclass(frozen=True)
@@ -123,7 +98,6 @@ class Planes(Measure):
         ),
         "wavelength": Variable("wavelength", "tokens", "2 pi / theta_m; inf: the unrotated rest", ("layer", "plane")),
     }
-    requires, refuse = require_rope, require_rope_in_layers
     figures = {
         "planes": lines(
             {
@@ -155,6 +129,12 @@ class Planes(Measure):
 
     def labels(self) -> Mapping[str, Sequence[Any]]:
         return {"part": PARTS}
+
+    def requires(self, session: Session) -> None:
+        session.require_rope(self.name)
+
+    def refuse(self, run: Run) -> None:
+        run.session.require_rope(self.name, run.heads)
 
     def prepare(self, session: Session, tokens: Sequence[Tensor]) -> "Planes":
         if (n := max(map(len, tokens))) < 3:

@@ -15,7 +15,6 @@ from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Count
 from tl_posgen.core.run import Run, head_examples, pick_heads
-from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.position.substitution.numbers import MAPS, SplitMaps, split_maps
@@ -99,7 +98,7 @@ class SplitExamples(Measure):
                 places = [(layer.layer, head) for head in layer.heads]
                 position_r.update(zip(places, _maps_of(layer).r[0].tolist(), strict=True))
 
-            run_capture(run.session, tokens[None], keep, **run.where)
+            run.capture(keep, rows=[tokens])
             values, chosen = pd.Series(position_r, dtype=float), run.where["heads"] is not None
             picks = pick_heads(values, self.examples, _WHY, chosen=chosen)
 
