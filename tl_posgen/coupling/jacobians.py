@@ -111,9 +111,11 @@ def residual_streams(model: Model | Session, tokens: Int[Tensor, " pos"]) -> Flo
     Long prompts are read in pieces with a KV cache, so that no score matrix of the whole prompt is formed.
 
     Raises:
-        InputError: the model's writing weights are centred, its dtype is below float32, or values are not finite.
+        InputError: the model's writing weights are centred, its dtype is below float32, or values are not finite;
+            active dropout, or another thread that measures the model.
     """
     session = session_of(model)
+    session.require_evaluation()
     model = session.model
     names = ["blocks.0.hook_resid_pre", *(f"blocks.{i}.hook_resid_post" for i in range(model.cfg.n_layers))]
     states: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -122,7 +124,8 @@ def residual_streams(model: Model | Session, tokens: Int[Tensor, " pos"]) -> Flo
         states[name].append(x[0].detach())
 
     tokens, backend = tokens.to(model.cfg.device), session.backend
-    with torch.no_grad(), model.hooks(fwd_hooks=[(name, partial(keep, name=name)) for name in names]):
+    hooks = [(name, partial(keep, name=name)) for name in names]
+    with session.exclusive(session.owner), torch.no_grad(), model.hooks(fwd_hooks=hooks):
         if len(_pieces(len(tokens))) == 1:
             count_pass(1)
             model(tokens[None], return_type=None, **backend.options(tokens[None]))
@@ -176,12 +179,13 @@ def residual_jacobians(
 
     Raises:
         InputError: a layer or token that does not exist, source after target, centred weights, fused attention
-            kernels, half precision.
+            kernels, half precision; active dropout, or another thread that measures the model.
         UnsupportedModelError: with cached keys and values the model computes another output than without.
     """
     require("streams", streams, Tensor | None)
     require("dense_up_to", dense_up_to, int)
     session = session_of(model)
+    session.require_evaluation()
     model = session.model
     kernel, [ids, *surplus] = session.backend.attention_kernel(), [row for batch in given_ids(tokens) for row in batch]
     if surplus:
@@ -232,16 +236,17 @@ def residual_jacobians(
         at_source += [(ends[0], enter), *(attention.hooks(model.hook_dict, "kv") if inside else [])]
         at_target += attention.hooks(model.hook_dict, "qz" if source == target else "z") if inside else []
         at_target += [*([(ends[1], leave)] if layer in layers else []), (ends[1], forget)]
-    _read(context, tokens[:source])
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        if source < target:
-            with model.hooks(fwd_hooks=at_source):
-                context.extend(tokens[source : source + 1])
-            with model.hooks(fwd_hooks=cut):
-                for start, stop in _pieces(target - source - 1, target):
-                    context.extend(tokens[source + 1 :][start:stop])
-        with model.hooks(fwd_hooks=[*(cut if source < target else at_source), *at_target]):
-            context.extend(tokens[target : target + 1])
+    with session.exclusive(session.owner):
+        _read(context, tokens[:source])
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            if source < target:
+                with model.hooks(fwd_hooks=at_source):
+                    context.extend(tokens[source : source + 1])
+                with model.hooks(fwd_hooks=cut):
+                    for start, stop in _pieces(target - source - 1, target):
+                        context.extend(tokens[source + 1 :][start:stop])
+            with model.hooks(fwd_hooks=[*(cut if source < target else at_source), *at_target]):
+                context.extend(tokens[target : target + 1])
     for layer, jacobian in jacobians.items():
         expected = streams[layer + 1, target]
         error = (jacobian._output.detach().to(home) - expected).norm() / expected.norm()

@@ -2,18 +2,25 @@
 
 import threading
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from families import VOCAB
+from quick_options import KINDS, NAMES, OPTIONS
 
 import tl_posgen
+from tl_posgen.coupling.jacobians import residual_jacobians, residual_streams
 from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.frequencies.gap import next_tokens
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.loading.random_init import random_like
+from tl_posgen.models.loss import run_prompts
+from tl_posgen.models.session import session_of
 
+CUT = {"length": 18, "n_prompts": 2, "null_seeds": (), "progress": False}
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
 
 
@@ -61,6 +68,57 @@ def test_active_dropout_is_refused(family_directory, backend):
             model.train()(TOKENS)
     else:  # a HookedTransformer has no dropout: the mode changes nothing
         run_capture(model, TOKENS, lambda capture: None)
+
+
+@pytest.fixture(scope="module")
+def in_training(family_directory):
+    """A model that was looked at before dropout became active, with RoPE and biases."""
+    model = load_model(family_directory("neox"), "bridge")
+    session_of(model).layers()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.1
+    return model.train()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if KINDS[name].runs_model])
+def test_every_measure_that_runs_the_model_refuses_active_dropout(in_training, name):
+    measure = KINDS[name].with_options(OPTIONS.get(name, {}))
+    with pytest.raises(InputError, match=r"training mode and dropout in .* call model\.eval\(\)"):
+        tl_posgen.analyze(in_training, TOKENS, measures=[measure], **CUT)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, row: run_prompts(model, row[None], lambda logits, _: logits),
+        lambda model, row: next_tokens(session_of(model), row[None], 1),
+        residual_streams,
+        lambda model, row: residual_jacobians(model, row, 0, streams=torch.zeros(3, len(row), 32)),
+    ],
+    ids=["logits", "next tokens", "residual streams", "Jacobians"],
+)
+def test_passes_refuse_active_dropout(in_training, run):
+    with pytest.raises(InputError, match="training mode and dropout"):
+        run(in_training, TOKENS[0, :18])
+
+
+@pytest.mark.parametrize("run", [residual_streams, partial(residual_jacobians, source=0)])
+def test_jacobians_of_a_model_that_another_thread_measures_are_refused(llama, run):
+    session, errors = session_of(llama), []
+    session.layers()
+
+    def measure():
+        try:
+            run(llama, TOKENS[0, :18])
+        except InputError as error:
+            errors.append(str(error))
+
+    with session.exclusive("test"):
+        thread = threading.Thread(target=measure)
+        thread.start()
+        thread.join()
+    assert "in another thread" in errors[0]
 
 
 def test_autocast_is_refused(llama):
