@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import xarray as xr
@@ -37,7 +37,7 @@ DONE = {
     "slow": "half as fast",
     "hold": "held at a quarter turn",
 }  # what sentences and figures call an edit
-_NAMES = {
+_PARTS: dict[Group, Sequence[str]] = {
     "thirds": ("fastest third", "middle third", "slowest third"),
     "quarters": ("fastest quarter", "second quarter", "third quarter", "slowest quarter"),
 }
@@ -105,6 +105,14 @@ def part_of_planes(part: int, n_parts: int) -> Planes:
     return lambda rope: n_parts * torch.arange(len(rope.inv_freq)) // max(1, len(rope.inv_freq)) == part
 
 
+def _planes_by_part(group: Group, n_planes: int) -> dict[str, Planes]:
+    """Return what chooses the planes of each part of a group, by the part's name, the fastest first."""
+    if group == "planes":
+        return {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}
+    names = _PARTS[group]
+    return {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
+
+
 @dataclass(frozen=True)
 class PlaneCost(Interventions):
     r"""rise = L(planes edited) - L(unchanged), for every plane of RoPE, and for thirds and quarters of them.
@@ -166,11 +174,8 @@ class PlaneCost(Interventions):
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         n_planes = max(len(geometry.rope.inv_freq) for geometry in geometry_of(run.session))
-        chosen: dict[str, Planes] = {}
-        if "planes" in self.groups:
-            chosen |= {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}
-        for names in (_NAMES[group] for group in ("thirds", "quarters") if group in self.groups):
-            chosen |= {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
+        groups: Sequence[Group] = [group for group in get_args(Group) if group in self.groups]
+        chosen = {name: planes for group in groups for name, planes in _planes_by_part(group, n_planes).items()}
         pairs = product(self.edits, chosen.items())
         by_name = {
             f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in pairs
@@ -184,22 +189,20 @@ class PlaneCost(Interventions):
     def costs(self, numbers: Numbers) -> dict[str, xr.DataArray]:
         """Return the rise of the loss [.., plane, prompt] by edit; none where planes were not edited one by one."""
         rise, costs = self.rise_of(numbers), {}
-        names = [str(condition) for condition in rise["condition"].values]
+        names = [*_planes_by_part("planes", rise.sizes["condition"])]  # edits that were left out are of slower planes
         for edit in self.edits:
-            conditions = [name for name in names if name.startswith(f"{edit} plane ")]
-            planes_of_edit = [int(condition.rsplit(" ", 1)[1]) for condition in conditions]
-            if conditions:
-                costs[edit] = (
-                    rise.sel(condition=conditions).rename(condition="plane").assign_coords(plane=planes_of_edit)
-                )
+            conditions = [f"{edit} {name}" for name in names]
+            of_edit = rise.sel(condition=rise["condition"].isin(conditions))
+            planes = [conditions.index(condition) for condition in of_edit["condition"].values]
+            if planes:
+                costs[edit] = of_edit.rename(condition="plane").assign_coords(plane=planes)
         return costs
 
     def rise_of_groups(self, numbers: Numbers) -> xr.DataArray:
         """Return the rise of the loss under edits of thirds and quarters."""
         rise = self.rise_of(numbers)
-        return rise.sel(
-            condition=[str(name) for name in rise["condition"].values if "third" in name or "quarter" in name]
-        )
+        names = [f"{edit} {name}" for edit in self.edits for parts in _PARTS.values() for name in parts]
+        return rise.sel(condition=rise["condition"].isin(names))
 
     def findings(self, numbers: Numbers) -> list[str]:
         sentences = []
