@@ -1,15 +1,12 @@
 """What each plane of RoPE, and each third and quarter of them, costs the running model when it is edited."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any, Literal, get_args
 
 import torch
 import xarray as xr
-from jaxtyping import Bool
-from torch import Tensor
 
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
@@ -21,14 +18,14 @@ from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.session import Session
 from tl_posgen.position.planes.planes import require_rope
 from tl_posgen.report.kinds import bars, lines
+from tl_posgen.rope.frequency_bands import PlaneChoice, planes_of
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
 
-Planes = Callable[[Rope], Bool[Tensor, " plane"]]
 Edit = Literal["drop", "freeze", "slow", "hold"]
 Group = Literal["planes", "thirds", "quarters"]
 DONE = {
@@ -46,13 +43,14 @@ _MOST_NAMED = 3  # planes in a sentence
 
 @printing_call
 def edit_planes(
-    model: Model | Session, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None
+    model: Model | Session, edit: Edit, planes: PlaneChoice, *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0),
     half as fast (theta'_m = theta_m / 2) or held at their quarter turn (theta_m min(D, pi / 2 theta_m) at distance D).
 
     Args:
-        planes: from a layer's `Rope` to a boolean a plane.
+        planes: indices, 0 the fastest of a layer; a boolean per plane; or a function from a layer's `Rope` to one of
+            these.
         layers, heads: chosen layers and heads; all if left out.
 
     Raises:
@@ -70,42 +68,28 @@ def edit_planes(
     """
     where: dict[str, Any] = {"layers": layers, "heads": heads}
     if edit == "hold":
-        return _held(model, planes, where)
+        return hold_planes(model, planes, at="quarter turn", **where)
     if edit != "slow":
         return ablate_bands(model, edit, planes, **where)
 
     def slower(rope: Rope) -> Rope:
         theta = rope.inv_freq
-        return replace(rope, inv_freq=torch.where(planes(rope).to(theta.device), theta / 2, theta))
+        return replace(rope, inv_freq=torch.where(planes_of(rope, planes).to(theta.device), theta / 2, theta))
 
     return with_frequencies(model, slower, **where)
 
 
-def _held(model: Model | Session, planes: Planes, where: Mapping[str, Any]) -> HookList:
-    """Return hooks that hold planes at their quarter turns, in each layer those of its own RoPE that turn."""
-    selected = select_heads(model, **where)
-    by_planes = defaultdict[tuple[int, ...], list[tuple[int, int]]](list)
-    for geometry in geometry_of(model, list(selected)):
-        theta = geometry.rope.inv_freq
-        chosen = (planes(geometry.rope).to(theta.device) & (theta > 0)).nonzero()[:, 0].tolist()
-        by_planes[tuple(chosen)] += [(geometry.layer, head) for head in selected[geometry.layer]]
-    hook_lists = [
-        hold_planes(model, list(held), at="quarter turn", heads=heads) for held, heads in by_planes.items() if held
-    ]
-    return [hook for hooks in hook_lists for hook in hooks]
-
-
-def one_plane(plane: int) -> Planes:
+def one_plane(plane: int) -> PlaneChoice:
     """Return what chooses the plane of this number; of a layer that lacks it none."""
     return lambda rope: torch.arange(len(rope.inv_freq)) == plane
 
 
-def part_of_planes(part: int, n_parts: int) -> Planes:
+def part_of_planes(part: int, n_parts: int) -> PlaneChoice:
     """Return what chooses one of n equal parts of a layer's planes, 0 the fastest."""
     return lambda rope: n_parts * torch.arange(len(rope.inv_freq)) // max(1, len(rope.inv_freq)) == part
 
 
-def _planes_by_part(group: Group, n_planes: int) -> dict[str, Planes]:
+def _planes_by_part(group: Group, n_planes: int) -> dict[str, PlaneChoice]:
     """Return what chooses the planes of each part of a group, by the part's name, the fastest first."""
     if group == "planes":
         return {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}

@@ -1,7 +1,7 @@
 """Magnitudes, phases and positions perturbed in RoPE's planes of the running model: do planes cost what they carry?"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -27,8 +27,7 @@ from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
 from tl_posgen.position.planes.planes import Planes, require_rope, require_rope_in_layers
 from tl_posgen.report.kinds import bars, heat_maps
-from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
-from tl_posgen.rope.rotation import Rope
+from tl_posgen.rope.frequency_bands import BANDS, PlaneChoice, bands_by_thirds
 
 _SHUFFLES: tuple[Edit, ...] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
 _WORDS = {
@@ -268,6 +267,6 @@ class PlanePerturbation(Interventions):
         return super().table(numbers).assign(control=[rise.value for rise in control])
 
 
-def _third(band: str) -> Callable[[Rope], Tensor]:
+def _third(band: str) -> PlaneChoice:
     """Return a function from a layer's Rope to the planes of a band by thirds."""
     return lambda rope: bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]
