@@ -112,6 +112,11 @@ class Interventions(Measure):
         """
         raise NotImplementedError
 
+    @property
+    def has_predictions(self) -> bool:
+        """Whether it has the variables of `PREDICTIONS`, each prompt's beside one pass of the unchanged model."""
+        return PREDICTIONS.keys() <= self.variables.keys()
+
     def usual(self) -> Mapping[str, Any]:
         return {"condition": UNTOUCHED}
 
@@ -125,47 +130,42 @@ class Interventions(Measure):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
         if run.init is None:  # a null model has the same hook points, and may lack what a condition takes away
             self._check_hooks_of(run, conditions)
-        hooks = {UNTOUCHED: [], **conditions}
-        if "kl" not in self.variables:
-            return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
+        by_name = {UNTOUCHED: [], **conditions}
+        if not self.has_predictions:
+            return run.grid(lambda condition: self.under(run, by_name[condition]), pure=True, condition=[*by_name])
         prompts = range(len(run.rows))
-        data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, hooks), pure=True, prompt=prompts)
+        data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, by_name), pure=True, prompt=prompts)
         texts = np.array(token_strings(run.session, run.rows[0][1 : CROP + 1]), dtype=object)
         first = data["token_change"].isel(prompt=0, drop=True)
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
+    def hooks_of(self, run: Run, condition: Any, prompt: int = 0) -> Any:
+        """Return the hooks of a condition for a prompt, None where it is not run in this model. A measure whose
+        conditions are something else overrides it, and `under`."""
+        return condition(prompt) if self.has_predictions and callable(condition) else condition
+
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
-        """Refuse conditions that are no hooks of this model, or in layers that were not chosen: in one pass for all, or
-        one by one where that refuses."""
-        named_hooks: dict[str, Any] = {}
-        for name, condition in conditions.items():
-            hooks = condition(0) if callable(condition) and "kl" in self.variables else condition
-            is_not_run = hooks is None and "kl" in self.variables
-            is_something_else = type(self).under is not Interventions.under and not isinstance(hooks, list | tuple)
-            if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
-                named_hooks[name] = hooks
+        """Refuse conditions that are no hooks of this model, or in layers that were not chosen."""
         is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
         chosen = select_heads(run.session, **run.where) if is_chosen else {}
-        for name, hooks in named_hooks.items() if is_chosen else ():
-            if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
-                raise InputError(
-                    f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "
-                    "`**run.where` to what makes its hooks, or leave layers and heads out"
-                )
-        try:
-            check_hooks(run.session, [hook for hooks in named_hooks.values() for hook in hooks])
-            if all(named_hooks.values()):
-                return
-        except (InputError, TypeError):
-            pass
-        for name, hooks in named_hooks.items():
+        for name, condition in conditions.items():
+            hooks = self.hooks_of(run, condition)
+            if hooks is None and self.has_predictions:
+                continue
             try:
                 if not check_hooks(run.session, hooks or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
                 raise InputError(f"{self.name}, condition {name!r}: {error}") from error
+            places = [re.match(r"blocks\.(\d+)\.", place) for place, _ in hooks or () if isinstance(place, str)]
+            beyond = [layer for layer in (int(place[1]) for place in places if place) if layer not in chosen]
+            if is_chosen and beyond:
+                raise InputError(
+                    f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "
+                    "`**run.where` to what makes its hooks, or leave layers and heads out"
+                )
 
-    def _beside_unchanged(self, run: Run, prompt: int, hooks: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _beside_unchanged(self, run: Run, prompt: int, conditions: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the variables of one prompt under every condition, beside one pass of the unchanged model."""
         session, row = run.session, run.tokens[[prompt]].to(run.session.device)
         losses, kl = [], []
@@ -173,8 +173,8 @@ class Interventions(Measure):
             unchanged = logits_of(session, row)
             normalisers = normalisers_of(unchanged)
             of_unchanged = losses_of_logits(session, unchanged, row, normalisers)[0].cpu()
-            for condition_hooks in hooks.values():
-                condition_hooks = condition_hooks(prompt) if callable(condition_hooks) else condition_hooks
+            for condition in conditions.values():
+                condition_hooks = self.hooks_of(run, condition, prompt)
                 if condition_hooks is None:
                     losses.append(torch.full_like(of_unchanged, torch.nan))
                     kl.append(torch.nan)
@@ -184,7 +184,7 @@ class Interventions(Measure):
                 of_condition = normalisers_of(logits) if condition_hooks else normalisers
                 losses.append(losses_of_logits(session, logits, row, of_condition)[0].cpu())
                 kl.append(divergence(unchanged, logits, normalisers, of_condition).mean().item())
-        of_all, labels = torch.stack(losses), {"condition": [*hooks]}
+        of_all, labels = torch.stack(losses), {"condition": [*conditions]}
         values = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - of_unchanged)[:, :CROP]}
         dims = ("condition", "shown_target")
         return {name: xr.DataArray(np.asarray(value), labels, dims[: np.ndim(value)]) for name, value in values.items()}
@@ -254,10 +254,3 @@ class Interventions(Measure):
                 row |= {"recovered": share.value, "recovered_low": share.low, "recovered_high": share.high}
             rows.append(row)
         return pd.DataFrame(rows)
-
-
-def _layers_of(hooks: Any) -> list[int]:
-    """Return the layers that hooks with names of hook points are in; none of what is no list of hooks."""
-    pairs = [hook for hook in hooks or () if isinstance(hook, tuple | list)] if isinstance(hooks, list | tuple) else []
-    matches = [re.match(r"blocks\.(\d+)\.", pair[0]) for pair in pairs if pair and isinstance(pair[0], str)]
-    return [int(match[1]) for match in matches if match]
