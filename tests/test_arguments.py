@@ -181,7 +181,7 @@ OTHERS = {
         "ablate_bands", {"kind": "drop", "band": torch.ones(16)}, r"band: a tensor of torch\.float32",
     ),
     "a function to a word": ("ablate_bands", {"kind": "drop", "band": lambda rope: "low"}, "band: 'low' is no"),
-    "a function to nothing": ("ablate_bands", {"kind": "drop", "band": lambda rope: None}, "needs a band"),
+    "a function to nothing": ("ablate_bands", {"kind": "drop", "band": lambda rope: None}, "band: None is no"),
     "an angle that is NaN": ("slash_toy", {"angle": float("nan")}, "angle"),
     "a learning rate that is NaN": ("slash_toy", {"learning_rate": float("nan")}, "learning_rate"),
     "a seed of the toy that is too large": ("slash_toy", {"seeds": (2**70,)}, "seeds"),
@@ -196,7 +196,7 @@ OTHERS = {
     "a checkpoint that is a number": ("emergence", {"checkpoints": [5]}, r"checkpoints = \[5\]"),
     "a tokenizer of emergence that is a number": ("emergence", {"tokenizer": 5}, "tokenizer = 5"),
     "a cache that is a number": ("analyze_cache", {"cache": 5}, "cache"),
-    "a band of too few planes": ("ablate_bands", {"kind": "keep", "band": torch.ones(7).bool()}, "needs a band"),
+    "a band of too few planes": ("ablate_bands", {"kind": "keep", "band": torch.ones(7).bool()}, r"\[7\] booleans"),
     "no band to drop": ("ablate_bands", {"kind": "drop", "band": None}, "layer 0"),
 }  # fmt: skip
 

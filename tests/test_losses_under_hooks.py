@@ -204,6 +204,27 @@ def test_conditions_that_cannot_be_compared_are_refused_before_any_is_run(mini, 
         Odd()(mini, bundled_text(), null_seeds=(), **{**CUT, "progress": progress})
 
 
+@pytest.mark.parametrize(("layer", "condition"), [(0, "layer 0"), (9, "condition 'a': fwd_hooks: no hook point")])
+def test_conditions_that_are_no_hooks_are_made_into_hooks_and_checked(mini, result, layer, condition):
+    @dataclass(frozen=True)
+    class OfArguments(Interventions):
+        def conditions(self, run):
+            return {"a": {"layer": layer}}
+
+        def hooks_of(self, run, condition, prompt=0):
+            return [(f"blocks.{condition['layer']}.attn.hook_z", off)]
+
+        def under(self, run, hooks):
+            return super().under(run, hooks and self.hooks_of(run, hooks))
+
+    if layer == 9:
+        with pytest.raises(InputError, match=condition):
+            OfArguments()(mini, bundled_text(), null_seeds=(), **CUT)
+        return
+    losses = OfArguments()(mini, bundled_text(), null_seeds=(), **CUT).trained["loss"]
+    np.testing.assert_array_equal(losses.sel(condition="a"), result.trained["loss"].sel(condition=condition))
+
+
 @pytest.mark.parametrize("where", [{"heads": "L1H0"}, {"layers": 1}])
 def test_hooks_beyond_the_chosen_heads_are_refused(mini, where):
     @dataclass(frozen=True)

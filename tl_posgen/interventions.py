@@ -111,6 +111,11 @@ class Interventions(Measure):
         """
         raise NotImplementedError
 
+    @property
+    def has_predictions(self) -> bool:
+        """Whether it has the variables of `PREDICTIONS`, each prompt's beside one pass of the unchanged model."""
+        return PREDICTIONS.keys() <= self.variables.keys()
+
     def usual(self) -> Mapping[str, Any]:
         return {"condition": UNTOUCHED}
 
@@ -124,47 +129,42 @@ class Interventions(Measure):
             raise InputError(f"{self.name}: conditions gives other names for a null model than for the model itself")
         if run.init is None:  # a null model has the same hook points, and may lack what a condition takes away
             self._check_hooks_of(run, conditions)
-        hooks = {UNTOUCHED: [], **conditions}
-        if "kl" not in self.variables:
-            return run.grid(lambda condition: self.under(run, hooks[condition]), pure=True, condition=[*hooks])
+        by_name = {UNTOUCHED: [], **conditions}
+        if not self.has_predictions:
+            return run.grid(lambda condition: self.under(run, by_name[condition]), pure=True, condition=[*by_name])
         prompts = range(len(run.rows))
-        data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, hooks), pure=True, prompt=prompts)
+        data = run.grid(lambda prompt: self._beside_unchanged(run, prompt, by_name), pure=True, prompt=prompts)
         texts = run.texts(run.rows[0][1 : CROP + 1])
         first = data["token_change"].isel(prompt=0, drop=True)
         return data.assign(token_change=first, token_text=("shown_target", texts)).transpose("condition", ...)
 
+    def hooks_of(self, run: Run, condition: Any, prompt: int = 0) -> Any:
+        """Return the hooks of a condition for a prompt, None where it is not run in this model. A measure whose
+        conditions are something else overrides it, and `under`."""
+        return condition(prompt) if self.has_predictions and callable(condition) else condition
+
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
-        """Refuse conditions that are no hooks of this model, or in layers that were not chosen: in one pass for all, or
-        one by one where that refuses."""
-        named_hooks: dict[str, Any] = {}
-        for name, condition in conditions.items():
-            hooks = condition(0) if callable(condition) and "kl" in self.variables else condition
-            is_not_run = hooks is None and "kl" in self.variables
-            is_something_else = type(self).under is not Interventions.under and not isinstance(hooks, list | tuple)
-            if not is_not_run and not is_something_else:  # of which a measure with its own `under` makes hooks
-                named_hooks[name] = hooks
+        """Refuse conditions that are no hooks of this model, or in layers that were not chosen."""
         is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
         chosen = run.heads if is_chosen else {}
-        for name, hooks in named_hooks.items() if is_chosen else ():
-            if beyond := [layer for layer in _layers_of(hooks) if layer not in chosen]:
-                raise InputError(
-                    f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "
-                    "`**run.where` to what makes its hooks, or leave layers and heads out"
-                )
-        try:
-            check_hooks(run.session, [hook for hooks in named_hooks.values() for hook in hooks])
-            if all(named_hooks.values()):
-                return
-        except (InputError, TypeError):
-            pass
-        for name, hooks in named_hooks.items():
+        for name, condition in conditions.items():
+            hooks = self.hooks_of(run, condition)
+            if hooks is None and self.has_predictions:
+                continue
             try:
                 if not check_hooks(run.session, hooks or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
                 raise InputError(f"{self.name}, condition {name!r}: {error}") from error
+            places = [re.match(r"blocks\.(\d+)\.", place) for place, _ in hooks or () if isinstance(place, str)]
+            beyond = [layer for layer in (int(place[1]) for place in places if place) if layer not in chosen]
+            if is_chosen and beyond:
+                raise InputError(
+                    f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "
+                    "`**run.where` to what makes its hooks, or leave layers and heads out"
+                )
 
-    def _beside_unchanged(self, run: Run, prompt: int, hooks: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _beside_unchanged(self, run: Run, prompt: int, conditions: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the variables of one prompt under every condition, beside one pass of the unchanged model."""
 
         def of_logits(logits: Tensor, row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,17 +174,17 @@ class Interventions(Measure):
         row, losses, kl = run.tokens[[prompt]], [], []
         [of_unchanged] = run.passes(row, of_logits)
         unchanged, normalisers, unchanged_loss = of_unchanged
-        for condition_hooks in hooks.values():
-            condition_hooks = condition_hooks(prompt) if callable(condition_hooks) else condition_hooks
-            if condition_hooks is None:
+        for condition in conditions.values():
+            hooks = self.hooks_of(run, condition, prompt)
+            if hooks is None:
                 losses.append(torch.full_like(unchanged_loss, torch.nan))
                 kl.append(torch.nan)
                 continue
-            [of_condition] = run.passes(row, of_logits, condition_hooks) if condition_hooks else [of_unchanged]
+            [of_condition] = run.passes(row, of_logits, hooks) if hooks else [of_unchanged]
             logits, condition_normalisers, loss = of_condition
             losses.append(loss)
             kl.append(divergence(unchanged, logits, normalisers, condition_normalisers).mean().item())
-        of_all, labels = torch.stack(losses), {"condition": [*hooks]}
+        of_all, labels = torch.stack(losses), {"condition": [*conditions]}
         values = {"loss": of_all.mean(-1), "kl": kl, "token_change": (of_all - unchanged_loss)[:, :CROP]}
         dims = ("condition", "shown_target")
         return {name: xr.DataArray(np.asarray(value), labels, dims[: np.ndim(value)]) for name, value in values.items()}
@@ -251,10 +251,3 @@ class Interventions(Measure):
                 row |= {"recovered": share.value, "recovered_low": share.low, "recovered_high": share.high}
             rows.append(row)
         return pd.DataFrame(rows)
-
-
-def _layers_of(hooks: Any) -> list[int]:
-    """Return the layers that hooks with names of hook points are in; none of what is no list of hooks."""
-    pairs = [hook for hook in hooks or () if isinstance(hook, tuple | list)] if isinstance(hooks, list | tuple) else []
-    matches = [re.match(r"blocks\.(\d+)\.", pair[0]) for pair in pairs if pair and isinstance(pair[0], str)]
-    return [int(match[1]) for match in matches if match]

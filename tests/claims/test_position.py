@@ -17,7 +17,6 @@ from tl_posgen.position import (
     ThreeAxis,
     Variance,
 )
-from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS
 
 NONE = [NAN] * 3
 ADDITIVE = ("additive_r", "additive_r_of_scores")
@@ -45,8 +44,12 @@ def replaced(loss=0.97, kl=0.96):
 
 def at_sinks(loss=0.97, kl=0.96, random=0.5, keys=1.0):
     """Losses, and KL of predictions, of which these shares are recovered with the true scores of `keys` sinks."""
-    data = replaced(loss, kl).assign_coords(condition=["unchanged", "uniform_attention", AT_SINKS["query_profile"]])
-    control = replaced(random, random).isel(condition=[2]).assign_coords(condition=[AT_RANDOM])
+    data = replaced(loss, kl).assign_coords(
+        condition=["unchanged", "uniform_attention", "query_profile, true at sinks"]
+    )
+    control = (
+        replaced(random, random).isel(condition=[2]).assign_coords(condition=["query_profile, true at random keys"])
+    )
     data = xr.concat([data, control], "condition")
     return data.assign(first_is_sink=("layer", [keys]), n_later_sinks=("layer", [0.0])).assign_coords(layer=[0])
 

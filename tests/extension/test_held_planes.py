@@ -1,6 +1,7 @@
 """Planes held at a distance, against their formula pair by pair, on both backends; streamed passes against formed."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from tl_posgen.editing.score_functions import FrozenBeyond
 from tl_posgen.editing.token_positions import tokens_at
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.extension.held_planes import hold_planes
-from tl_posgen.hooks import at_dummy_distance, lm_infinite
+from tl_posgen.frequencies.plane_cost import Edit
+from tl_posgen.hooks import at_dummy_distance, edit_planes, lm_infinite
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.layers import fused
 from tl_posgen.models.session import session_of
@@ -103,6 +105,27 @@ def test_names_stand_for_planes_and_distances(llama):
     by_name = logits(llama, hold_planes(llama, "all", at="quarter turn"))
     assert torch.equal(by_name, logits(llama, hold_planes(llama, range(4), at=quarters)))
     assert torch.equal(by_name, logits(llama, hold_planes(llama, [3, 0, 1, 2], at=[quarters[m] for m in (3, 0, 1, 2)])))
+
+
+def test_planes_are_chosen_by_number_by_mask_and_by_a_function_of_each_layer(llama):
+    expected = logits(llama, hold_planes(llama, [1, 3], at=4))
+    mask = torch.tensor([False, True, False, True])
+    for planes in (mask, lambda rope: mask, lambda rope: [1, 3]):
+        assert torch.equal(logits(llama, hold_planes(llama, planes, at=4)), expected)
+    assert hold_planes(llama, lambda rope: torch.zeros_like(rope.inv_freq, dtype=torch.bool), at=4) == []
+    for edit in get_args(Edit):
+        by_number, by_mask = (logits(llama, edit_planes(llama, edit, planes)) for planes in ([1, 3], lambda rope: mask))
+        assert torch.equal(by_number, by_mask)
+
+
+def test_a_layer_whose_planes_are_not_chosen_has_no_hooks(family_model):
+    model = family_model("gemma3", "bridge")  # layers with frequencies of two kinds
+    thetas = [geometry.rope.inv_freq for geometry in geometry_of(model)]
+    slower = min(theta[1].item() for theta in thetas)
+    hooks = hold_planes(model, lambda rope: (rope.inv_freq <= slower) & (torch.arange(len(rope.inv_freq)) == 1), at=2)
+    layers = {int(name.split(".")[1]) for name, _ in hooks}
+    assert layers == {layer for layer, theta in enumerate(thetas) if theta[1] <= slower}
+    assert len(layers) < len(thetas)
 
 
 def test_heads_that_are_not_chosen_stay(llama):
@@ -203,6 +226,8 @@ def test_far_tokens_stand_at_the_held_distance(family_model, name, backend):
         ({"planes": [], "at": 3}, "no planes chosen"),
         ({"planes": [1, 0, 1], "at": [3, 4, 5]}, "planes: 1 is given twice"),
         ({"planes": "slow", "at": 3}, "planes = 'slow'"),
+        ({"planes": torch.ones(5).bool(), "at": 3}, r"layer 0: \[5\] booleans, and there are 4 planes"),
+        ({"planes": lambda rope: [0], "at": [3]}, "1 distances; give one number"),
         ({"planes": [0, 1], "at": [3]}, "1 distances; give one number, or one for each"),
         ({"planes": "all", "at": [3, 3, 3, 3]}, "4 distances; give one number"),
         ({"planes": [0], "at": -1}, "at = -1"),

@@ -13,7 +13,6 @@ from tl_posgen.core.result import Result
 from tl_posgen.interventions import LEAST_COST
 from tl_posgen.position.length.length_extrapolation import TOLERATED
 from tl_posgen.position.order.cloze import N_CHOICES
-from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS
 from tl_posgen.position.substitution.substitution import Substitution
 
 _CLOSE: Mapping[str, float] = {"held": 0.95, "partly": 0.75}  # a correlation, or a share recovered
@@ -54,9 +53,9 @@ def _recovered(substitution: Result, condition: str = "query_profile", **at: Any
 def _recovered_at_sinks(substitution: Result, **at: float) -> list[Criterion]:
     """Return the criteria of the shares with the true scores of sinks; the control's share decides nothing."""
     numbers = substitution.numbers
-    control = numbers.measure.recovered(numbers)[AT_RANDOM]
+    control = numbers.measure.recovered(numbers)["query_profile, true at random keys"]
     with_random_keys = Criterion.beside("share of the loss with random keys", control)
-    return [*_recovered(substitution, AT_SINKS["query_profile"], **at), with_random_keys]
+    return [*_recovered(substitution, "query_profile, true at sinks", **at), with_random_keys]
 
 
 def _no_sinks(substitution: Result) -> str:

@@ -67,7 +67,7 @@ def others_last(frame: pd.DataFrame, heads: Sequence[tuple[int, int]]) -> tuple[
     """Return the rows of these heads first, and how many they are."""
     pairs = {*heads}
     is_named = np.array([pair in pairs for pair in frame[[*HEAD]].itertuples(index=False, name=None)], bool)
-    return pd.concat([frame[is_named], frame[~is_named]]), int(is_named.sum())
+    return pd.concat([frame.loc[is_named], frame.loc[~is_named]]), int(is_named.sum())
 
 
 def random_control(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:

@@ -17,10 +17,10 @@ from tl_posgen.errors import InputError, is_non_negative
 from tl_posgen.models.layer_table import rotating_layers
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, check_indices, select_heads
+from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
+from tl_posgen.rope.frequency_bands import PlaneChoice, planes_of
 
-Planes: TypeAlias = Sequence[int] | Literal["all", "partial"]
 Limit: TypeAlias = int | float | Sequence[int | float] | Literal["quarter turn", "half turn"]
 TURNS = {"quarter turn": pi / 2, "half turn": pi}
 
@@ -28,7 +28,7 @@ TURNS = {"quarter turn": pi / 2, "half turn": pi}
 @printing_call
 def hold_planes(
     model: Model | Session,
-    planes: Planes = "partial",
+    planes: PlaneChoice | Literal["all", "partial"] = "partial",
     *,
     at: Limit,
     context: int | None = None,
@@ -43,11 +43,12 @@ def hold_planes(
 
     Args:
         planes: indices, 0 the fastest of a layer; "all"; or "partial", those that make less than one turn within the
-            context, theta_m L < 2 pi, with L = `context`, or a layer's window.
+            context, theta_m L < 2 pi, with L = `context`, or a layer's window; or a boolean per plane, or a function
+            from a layer's `Rope` to one of these, which may choose none: then there are no hooks.
         at: the distance in tokens, one for all planes or one for each of the indices; or "quarter turn" or "half turn":
             each plane at pi / (2 theta_m), or at pi / theta_m.
         context: L, the training context; cfg.n_ctx if left out.
-        layers, heads: chosen layers and heads; all if left out. Layers without RoPE are not changed.
+        layers, heads: chosen layers and heads; all if left out. Layers without such a plane that turns are not changed.
 
     Raises:
         InputError: a plane that a chosen layer does not have, one given twice, or none; a negative distance, or other
@@ -66,7 +67,9 @@ def hold_planes(
         >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
         (True, False)
     """
-    require("planes", planes, Sequence[int] | Literal["all", "partial"])
+    if not callable(planes) and not isinstance(planes, Tensor):
+        require("planes", planes, Sequence[int] | Literal["all", "partial"])
+        planes = planes if isinstance(planes, str) else [*map(int, planes)]
     require("context", context, Count | None)
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
     session = session_of(model)
@@ -74,12 +77,15 @@ def hold_planes(
     for distance in distances:
         session.require_distance("at", distance)
     selected = select_heads(session, layers, heads)
-    if not isinstance(planes, str) and (twice := [plane for plane in planes if list(planes).count(plane) > 1]):
+    if isinstance(planes, list) and (twice := [plane for plane in planes if planes.count(plane) > 1]):
         raise InputError(f"planes: {twice[0]!r} is given twice; give each plane once, with one distance")
     rotating = rotating_layers(session, list(selected), "planes to hold")
     context = int(session.model.cfg.n_ctx) if context is None else context
     limits = {geometry.layer: _limits(geometry, planes, at, context) for geometry in rotating}
-    if not any((of_layer < inf).any() for of_layer in limits.values()):
+    limits = {layer: of_layer for layer, of_layer in limits.items() if (of_layer < inf).any()}
+    if not limits and callable(planes):
+        return []
+    if not limits:
         raise InputError(f"planes={planes!r}: no chosen layer has such a plane that turns; give indices")
     frozen = FrozenBeyond(lambda geometry: limits[geometry.layer])
     return replace_scores(
@@ -100,7 +106,7 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
         chosen = partial_planes(geometry, n_ctx) if planes == "partial" else list(range(len(theta)))
     else:
         try:
-            chosen = check_indices(planes, len(theta), "plane")
+            chosen = planes_of(geometry.rope, planes).to(theta.device)
         except InputError as error:
             raise InputError(f"layer {geometry.layer}: {error}") from error
     limits = torch.full_like(theta, inf)
@@ -108,8 +114,8 @@ def _limits(geometry: LayerGeometry, planes: Any, at: Any, n_ctx: int) -> Float[
         limits[chosen] = TURNS[at] / theta[chosen]
     elif is_non_negative(at):
         limits[chosen] = float(at)
-    elif isinstance(planes, str) or len(at) != len(planes):
+    elif not isinstance(planes, list) or len(at) != len(planes):
         raise InputError(f"at: {len(at)} distances; give one number, or one for each of the planes' indices")
     else:
-        limits[list(planes)] = torch.tensor([float(distance) for distance in at], dtype=DOUBLE).to(limits)
+        limits[planes] = torch.tensor([float(distance) for distance in at], dtype=DOUBLE).to(limits)
     return limits

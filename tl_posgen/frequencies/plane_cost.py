@@ -1,15 +1,12 @@
 """What each plane of RoPE, and each third and quarter of them, costs the running model when it is edited."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import xarray as xr
-from jaxtyping import Bool
-from torch import Tensor
 
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
@@ -21,13 +18,13 @@ from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.interventions import PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.model import Model
-from tl_posgen.models.selection import Heads, Layers, select_heads
+from tl_posgen.models.selection import Heads, Layers
 from tl_posgen.models.session import Session
 from tl_posgen.report.kinds import bars, lines
+from tl_posgen.rope.frequency_bands import PlaneChoice, planes_of
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
 
-Planes = Callable[[Rope], Bool[Tensor, " plane"]]
 Edit = Literal["drop", "freeze", "slow", "hold"]
 Group = Literal["planes", "thirds", "quarters"]
 DONE = {
@@ -36,7 +33,7 @@ DONE = {
     "slow": "half as fast",
     "hold": "held at a quarter turn",
 }  # what sentences and figures call an edit
-_NAMES = {
+_PARTS: dict[Group, Sequence[str]] = {
     "thirds": ("fastest third", "middle third", "slowest third"),
     "quarters": ("fastest quarter", "second quarter", "third quarter", "slowest quarter"),
 }
@@ -45,13 +42,14 @@ _MOST_NAMED = 3  # planes in a sentence
 
 @printing_call
 def edit_planes(
-    model: Model | Session, edit: Edit, planes: Planes, *, layers: Layers = None, heads: Heads = None
+    model: Model | Session, edit: Edit, planes: PlaneChoice, *, layers: Layers = None, heads: Heads = None
 ) -> HookList:
     """score_ij <- scale <R'_i q'_i, R'_j k'_j> with chosen planes dropped (q'_m = k'_m = 0), frozen (theta'_m = 0),
     half as fast (theta'_m = theta_m / 2) or held at their quarter turn (theta_m min(D, pi / 2 theta_m) at distance D).
 
     Args:
-        planes: from a layer's `Rope` to a boolean a plane.
+        planes: indices, 0 the fastest of a layer; a boolean per plane; or a function from a layer's `Rope` to one of
+            these.
         layers, heads: chosen layers and heads; all if left out.
 
     Raises:
@@ -69,39 +67,33 @@ def edit_planes(
     """
     where: dict[str, Any] = {"layers": layers, "heads": heads}
     if edit == "hold":
-        return _held(model, planes, where)
+        return hold_planes(model, planes, at="quarter turn", **where)
     if edit != "slow":
         return ablate_bands(model, edit, planes, **where)
 
     def slower(rope: Rope) -> Rope:
         theta = rope.inv_freq
-        return replace(rope, inv_freq=torch.where(planes(rope).to(theta.device), theta / 2, theta))
+        return replace(rope, inv_freq=torch.where(planes_of(rope, planes).to(theta.device), theta / 2, theta))
 
     return with_frequencies(model, slower, **where)
 
 
-def _held(model: Model | Session, planes: Planes, where: Mapping[str, Any]) -> HookList:
-    """Return hooks that hold planes at their quarter turns, in each layer those of its own RoPE that turn."""
-    selected = select_heads(model, **where)
-    by_planes = defaultdict[tuple[int, ...], list[tuple[int, int]]](list)
-    for geometry in geometry_of(model, list(selected)):
-        theta = geometry.rope.inv_freq
-        chosen = (planes(geometry.rope).to(theta.device) & (theta > 0)).nonzero()[:, 0].tolist()
-        by_planes[tuple(chosen)] += [(geometry.layer, head) for head in selected[geometry.layer]]
-    hook_lists = [
-        hold_planes(model, list(held), at="quarter turn", heads=heads) for held, heads in by_planes.items() if held
-    ]
-    return [hook for hooks in hook_lists for hook in hooks]
-
-
-def one_plane(plane: int) -> Planes:
+def one_plane(plane: int) -> PlaneChoice:
     """Return what chooses the plane of this number; of a layer that lacks it none."""
     return lambda rope: torch.arange(len(rope.inv_freq)) == plane
 
 
-def part_of_planes(part: int, n_parts: int) -> Planes:
+def part_of_planes(part: int, n_parts: int) -> PlaneChoice:
     """Return what chooses one of n equal parts of a layer's planes, 0 the fastest."""
     return lambda rope: n_parts * torch.arange(len(rope.inv_freq)) // max(1, len(rope.inv_freq)) == part
+
+
+def _planes_by_part(group: Group, n_planes: int) -> dict[str, PlaneChoice]:
+    """Return what chooses the planes of each part of a group, by the part's name, the fastest first."""
+    if group == "planes":
+        return {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}
+    names = _PARTS[group]
+    return {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -168,11 +160,8 @@ class PlaneCost(Interventions):
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         n_planes = max(len(geometry.rope.inv_freq) for geometry in geometry_of(run.session))
-        chosen: dict[str, Planes] = {}
-        if "planes" in self.groups:
-            chosen |= {f"plane {plane}": one_plane(plane) for plane in range(n_planes)}
-        for names in (_NAMES[group] for group in ("thirds", "quarters") if group in self.groups):
-            chosen |= {name: part_of_planes(part, len(names)) for part, name in enumerate(names)}
+        groups: Sequence[Group] = [group for group in get_args(Group) if group in self.groups]
+        chosen = {name: planes for group in groups for name, planes in _planes_by_part(group, n_planes).items()}
         pairs = product(self.edits, chosen.items())
         by_name = {
             f"{edit} {name}": edit_planes(run.session, edit, planes, **run.where) for edit, (name, planes) in pairs
@@ -186,22 +175,20 @@ class PlaneCost(Interventions):
     def costs(self, numbers: Numbers) -> dict[str, xr.DataArray]:
         """Return the rise of the loss [.., plane, prompt] by edit; none where planes were not edited one by one."""
         rise, costs = self.rise_of(numbers), {}
-        names = [str(condition) for condition in rise["condition"].values]
+        names = [*_planes_by_part("planes", rise.sizes["condition"])]  # edits that were left out are of slower planes
         for edit in self.edits:
-            conditions = [name for name in names if name.startswith(f"{edit} plane ")]
-            planes_of_edit = [int(condition.rsplit(" ", 1)[1]) for condition in conditions]
-            if conditions:
-                costs[edit] = (
-                    rise.sel(condition=conditions).rename(condition="plane").assign_coords(plane=planes_of_edit)
-                )
+            conditions = [f"{edit} {name}" for name in names]
+            of_edit = rise.sel(condition=rise["condition"].isin(conditions))
+            planes = [conditions.index(condition) for condition in of_edit["condition"].values]
+            if planes:
+                costs[edit] = of_edit.rename(condition="plane").assign_coords(plane=planes)
         return costs
 
     def rise_of_groups(self, numbers: Numbers) -> xr.DataArray:
         """Return the rise of the loss under edits of thirds and quarters."""
         rise = self.rise_of(numbers)
-        return rise.sel(
-            condition=[str(name) for name in rise["condition"].values if "third" in name or "quarter" in name]
-        )
+        names = [f"{edit} {name}" for edit in self.edits for parts in _PARTS.values() for name in parts]
+        return rise.sel(condition=rise["condition"].isin(names))
 
     def findings(self, numbers: Numbers) -> list[str]:
         sentences = []

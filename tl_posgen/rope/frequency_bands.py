@@ -11,37 +11,41 @@ from tl_posgen.errors import InputError
 from tl_posgen.rope.rotation import Rope
 
 BANDS = ("high", "medium", "low")
-Band = Bool[Tensor, " plane"] | Sequence[int] | Callable[[Rope], Tensor]
+PlaneChoice = Bool[Tensor, " plane"] | Sequence[int] | Callable[[Rope], Bool[Tensor, " plane"] | Sequence[int]]
 
 
-def band_of(band: Band | None, rope: Rope) -> Bool[Tensor, " plane"] | None:
-    """Return a band as a mask over the planes of one layer; None stays None.
+def planes_of(rope: Rope, choice: PlaneChoice, name: str = "") -> Bool[Tensor, " plane"]:
+    """Return chosen planes as a mask over the planes of one layer.
 
     Args:
-        band: a mask, a list of plane numbers, or a function from a Rope to one of these.
+        choice: a mask, a list of plane numbers, or a function from a Rope to one of these.
+        name: the choice's name in messages.
 
     Raises:
-        InputError: something else, or a plane that does not exist.
+        InputError: something else, a plane that does not exist, or a mask over other planes.
 
     Example:
         >>> rope = Rope(torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))
-        >>> band_of([0, 2], rope).tolist(), band_of([True, False, True], rope).tolist()
-        ([True, False, True], [True, False, True])
+        >>> planes_of(rope, [0, 2]).tolist(), planes_of(rope, lambda rope: rope.inv_freq < 0.5).tolist()
+        ([True, False, True], [False, True, True])
     """
-    chosen = band(rope) if callable(band) and not isinstance(band, Tensor) else band
+    chosen, n, of = choice(rope) if callable(choice) else choice, len(rope.inv_freq), f"{name}: " if name else ""
     if isinstance(chosen, Sequence) and chosen and all(type(plane) is bool for plane in chosen):
-        return torch.tensor(chosen)
-    if isinstance(chosen, Sequence) and chosen and all(type(plane) is int for plane in chosen):
-        n = len(rope.inv_freq)
+        chosen = torch.tensor(chosen)
+    if isinstance(chosen, Sequence) and all(type(plane) is int for plane in chosen):
+        if not chosen:
+            raise InputError(f"{of}no planes chosen; choose from planes 0 to {n - 1}")
         if wrong := [plane for plane in chosen if not 0 <= plane < n]:
-            raise InputError(f"band: plane {wrong[0]} does not exist; there are planes 0 to {n - 1}")
+            raise InputError(f"{of}plane {wrong[0]} does not exist; there are planes 0 to {n - 1}")
         return torch.isin(torch.arange(n), torch.tensor(chosen))
-    if chosen is not None and not (isinstance(chosen, Tensor) and chosen.dtype == torch.bool):
+    if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool:
         described = f"a tensor of {chosen.dtype}" if isinstance(chosen, Tensor) else repr(chosen)
         raise InputError(
-            f"band: {described} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
+            f"{of}{described} is no boolean for each plane; give such a tensor (bands_by_thirds(16)[0] of "
             "tl_posgen.rope.frequency_bands, say), a list of plane numbers, or a function from a Rope to one of these"
         )
+    if chosen.shape != (n,):
+        raise InputError(f"{of}{list(chosen.shape)} booleans, and there are {n} planes")
     return chosen
 
 

@@ -28,7 +28,8 @@ from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.rope.frequency_bands import BANDS, Band, band_of
+from tl_posgen.rope.frequency_bands import BANDS, PlaneChoice, planes_of
+from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.dominance import Dominance, statistics_of
 from tl_posgen.slash.numbers.ablations import OF_THE_PROMPT, Ablation, ablate
 from tl_posgen.slash.slash import Slash
@@ -51,7 +52,7 @@ def mean_of_slash_heads(data: xr.Dataset) -> xr.DataArray:
 def ablate_bands(
     model: Model | Session,
     kind: Ablation | str,
-    band: Band | None = None,
+    band: PlaneChoice | None = None,
     *,
     layers: Layers = None,
     heads: Heads = None,
@@ -79,16 +80,19 @@ def ablate_bands(
         True
     """
     session = session_of(model)
+
+    def ablated(q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        return ablate(q, k, rope, kind, None if band is None else planes_of(rope, band, "band"))
+
     for geometry in geometry_of(session, list(select_heads(session, layers, heads))):
         vectors = torch.ones(1, 2, geometry.d_head)
         try:
-            ablate(vectors, vectors, geometry.rope, kind, band_of(band, geometry.rope))
+            ablated(vectors, vectors, geometry.rope)
         except InputError as error:
             raise InputError(f"layer {geometry.layer}: {error}") from error
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
-        rope = capture.geometry.rope
-        q, k = ablate(capture.q, capture.k, rope, kind, band_of(band, rope))
+        q, k = ablated(capture.q, capture.k, capture.geometry.rope)
         return scores_from(q, k, capture.geometry, capture.heads, capture.query_positions)
 
     return replace_scores(session, scores_of if kind in OF_THE_PROMPT else RowByRow(scores_of), layers, heads)

@@ -13,7 +13,7 @@ from tl_posgen.models.session import session_of
 from tl_posgen.models.streaming.stream import streaming
 from tl_posgen.models.tokens import prompts_of_one_length
 from tl_posgen.position import Substitution
-from tl_posgen.position.substitution.conditions import AT_RANDOM, AT_SINKS, NO_VALUES, OF_SINKS
+from tl_posgen.position.substitution.conditions import NO_VALUES, TRUE_AT
 from tl_posgen.position.substitution.hooks import (
     attention_sinks,
     by_split,
@@ -187,23 +187,21 @@ def test_losses_at_sinks_are_those_of_hooks_made_for_each_prompt(mini, alice, me
         sinks = attention_sinks(mini, tokens, 0.1)
         assert sinks[:, 0].all()
         true, no_values = substitute(mini, true_at(by, sinks)), no_values_at(mini, sinks)
-        made = {AT_SINKS["query_profile"]: true, NO_VALUES["unchanged"]: no_values}
-        made |= {NO_VALUES[AT_SINKS["query_profile"]]: true + no_values}
-        made |= {NO_VALUES["query_profile"]: substitute(mini, by) + no_values}
+        made = {"query_profile, true at sinks": true, "unchanged, sinks without value": no_values}
+        made |= {"query_profile, true at sinks without value": true + no_values}
+        made |= {"query_profile, sinks without value": substitute(mini, by) + no_values}
         for condition, hooks in made.items():
             loss = float(own["loss"].sel(condition=condition)[prompt])
             assert loss == pytest.approx(float(token_losses(mini, tokens[None], hooks).mean()), rel=1e-5), condition
-    assert own["loss"].sel(condition=AT_RANDOM).notnull().all()
+    assert own["loss"].sel(condition="query_profile, true at random keys").notnull().all()
     assert own["first_is_sink"].values.tolist() == [1.0] * 4
     assert (own["sink_attention"] > 0).all()
 
 
 @pytest.mark.slow
 def test_without_sinks_conditions_of_sinks_are_those_that_they_vary(measured):
-    own, plain = measured[1].trained["loss"], {condition: name for name, condition in AT_SINKS.items()}
-    plain |= {AT_RANDOM: "query_profile"} | {condition: name for name, condition in NO_VALUES.items()}
-    assert sorted(plain) == sorted(OF_SINKS)
-    for condition, name in plain.items():
+    own, plain = measured[1].trained["loss"], {condition: name for condition, (name, _) in TRUE_AT.items()}
+    for condition, name in (plain | NO_VALUES).items():
         assert (own.sel(condition=condition) == own.sel(condition=name)).all(), condition
     assert "there is no attention sink" in measured[1].findings()[-1]
     assert "of the first token in 4 of 4 layers" in measured[0.1].findings()[-1]

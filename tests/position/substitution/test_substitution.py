@@ -14,7 +14,6 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import prompts_of_one_length
 from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
 from tl_posgen.position.substitution import Substitution
-from tl_posgen.position.substitution.conditions import NO_STAND_IN
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +23,7 @@ STORIES = {
     **{"three_axis_near_8": 2.585, "three_axis_attention": 3.170, "mean_query_8": 2.479, "k_q_simplify": 4.358},
     **{"triangle_8": 1.870, "own_profile": 2.117, "query_profile": 1.793, "position": 2.570},
 }
+REFERENCES = ["unchanged", "uniform_attention"]
 FEW = {"widths": (4,), "dummy_distances": (0,)}
 
 
@@ -70,7 +70,7 @@ def test_where_attention_is_worth_nothing_there_is_no_share(result):
 
 def shares(losses, unchanged, uniform):
     """`recovered` of rows of losses by prompt: value, low and high."""
-    names = [*NO_STAND_IN, *map(str, range(len(losses)))]
+    names = [*REFERENCES, *map(str, range(len(losses)))]
     of_prompts = {"loss": (("condition", "prompt"), [unchanged, uniform, *losses])}
     numbers = result_of(Substitution(), dataset_of(of_prompts, condition=names, prompt=range(len(unchanged)))).numbers
     return [[one.value, one.low, one.high] for one in [*numbers.measure.recovered(numbers).values()][2:]]
@@ -161,13 +161,13 @@ def test_what_holds_by_construction_without_rope_is_said_and_nothing_else(family
 
 def test_random_inits_of_worthless_attention_run_only_what_tells_so(result, mini, alice, monkeypatch):
     measured = result.null["loss"].notnull().any("prompt")
-    assert [str(one) for one in measured["condition"].values[measured.values]] == list(NO_STAND_IN)
+    assert [str(one) for one in measured["condition"].values[measured.values]] == REFERENCES
     assert result.null["r"].sel(condition="triangle_4").notnull().all()
     monkeypatch.setattr("tl_posgen.position.substitution.substitution.LEAST_COST", -1)
     whole = Substitution(**FEW)(mini, alice, length=24, n_prompts=4, null_seeds=(0,), progress=False).null
     assert whole["loss"].notnull().all()
     np.testing.assert_allclose(
-        whole["loss"].sel(condition=[*NO_STAND_IN]), result.null["loss"].sel(condition=[*NO_STAND_IN]), rtol=1e-6
+        whole["loss"].sel(condition=REFERENCES), result.null["loss"].sel(condition=REFERENCES), rtol=1e-6
     )
 
 

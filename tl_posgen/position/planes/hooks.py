@@ -18,7 +18,7 @@ from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.position.planes.numbers.plane_edits import EDITS, Draw, Edit, edit_planes
-from tl_posgen.rope.frequency_bands import Band, band_of
+from tl_posgen.rope.frequency_bands import PlaneChoice, planes_of
 from tl_posgen.rope.rotation import from_planes, to_planes
 
 _SIDES = ("q", "k")
@@ -28,7 +28,7 @@ _SIDES = ("q", "k")
 def perturb_planes(
     model: Model | Session,
     edit: Edit | str,
-    band: Band | None = None,
+    band: PlaneChoice | None = None,
     *,
     of: Sequence[str] = _SIDES,
     strength: int | float = 1.0,
@@ -94,14 +94,11 @@ def perturb_planes(
     geometries = rotating_layers(session, list(selected), "planes to perturb")
     planes = {}
     for geometry in geometries:
-        n_planes = len(geometry.rope.inv_freq)
         try:
-            chosen = band_of(band, geometry.rope)
-            if chosen is not None and chosen.shape != (n_planes,):
-                raise InputError(f"band: {list(chosen.shape)} booleans, and there are {n_planes} planes")
+            every = torch.ones(len(geometry.rope.inv_freq), dtype=torch.bool)
+            planes[geometry.layer] = every if band is None else planes_of(geometry.rope, band, "band")
         except InputError as error:
             raise InputError(f"layer {geometry.layer}: {error}") from error
-        planes[geometry.layer] = torch.ones(n_planes, dtype=torch.bool) if chosen is None else chosen
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         rope, first = capture.geometry.rope, int(not first_token)

@@ -1,7 +1,7 @@
 """Magnitudes, phases and positions perturbed in RoPE's planes of the running model: do planes cost what they carry?"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Each, Threshold
 from tl_posgen.core.run import Run
+from tl_posgen.editing.printed_hooks import HookList
 from tl_posgen.interventions import UNTOUCHED, Interventions
 from tl_posgen.models.layer_table import geometry_of
 from tl_posgen.models.session import Session
@@ -25,8 +26,7 @@ from tl_posgen.position.planes.hooks import perturb_planes
 from tl_posgen.position.planes.numbers.plane_edits import Edit
 from tl_posgen.position.planes.planes import Planes
 from tl_posgen.report.kinds import bars, heat_maps
-from tl_posgen.rope.frequency_bands import BANDS, bands_by_thirds
-from tl_posgen.rope.rotation import Rope
+from tl_posgen.rope.frequency_bands import BANDS, PlaneChoice, bands_by_thirds
 
 _SHUFFLES: tuple[Edit, ...] = ("shuffle_magnitudes", "shuffle_phases", "shuffle_positions")
 _WORDS = {
@@ -201,19 +201,22 @@ class PlanePerturbation(Interventions):
             by_name |= {f"{edit}, {band} planes": {"edit": edit, "band": _third(band), **run.where} for band in BANDS}
         return by_name
 
+    def hooks_of(self, run: Run, condition: Any, prompt: int = 0, **options: Any) -> HookList:
+        """Return the hooks of a condition's arguments; a full strength of phase noise, which is nearly uniform, is pi
+        radians."""
+        strength = condition.get("strength", 1.0) * (math.pi if condition["edit"] == "phase_noise" else 1)
+        return perturb_planes(run.session, **{**condition, "strength": strength}, **options)
+
     def under(self, run: Run, hooks: Any) -> Mapping[str, Any]:
         """Return the loss [cost, prompt] under an edit and under its control; every prompt has different draws."""
         batches = run.tokens.split(prompts_at_once(run.session, run.tokens.shape[1]))
         if not hooks:
             return {"loss": np.tile(run.loss.mean(-1).numpy(), (len(COSTS), 1))}
-        # a full strength of phase noise, which is nearly uniform, is pi radians
-        options = {"strength": 1.0, **hooks}
-        options["strength"] *= math.pi if options["edit"] == "phase_noise" else 1
         losses = []
         for control in (False, True):
             for number, batch in enumerate(batches):
                 seed = (run.seed * len(batches) + number) % 2**63
-                perturbed = perturb_planes(run.session, **options, seed=seed, control=control)
+                perturbed = self.hooks_of(run, hooks, seed=seed, control=control)
                 losses.append(run.losses(batch, perturbed).mean(-1))
         return {"loss": torch.cat(losses).unflatten(0, (2, -1)).numpy()}
 
@@ -277,6 +280,6 @@ class PlanePerturbation(Interventions):
         return super().table(numbers).assign(control=[rise.value for rise in control.values()])
 
 
-def _third(band: str) -> Callable[[Rope], Tensor]:
+def _third(band: str) -> PlaneChoice:
     """Return a function from a layer's Rope to the planes of a band by thirds."""
     return lambda rope: bands_by_thirds(len(rope.inv_freq))[BANDS.index(band)]

@@ -27,7 +27,7 @@ from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_w
 from tl_posgen.position.decomposition.numbers.three_axis_fit import fit_three_axis
 from tl_posgen.position.decomposition.three_axis import Weights
 from tl_posgen.position.substitution.numbers import (
-    Threshold,
+    ThresholdOf,
     add_residual,
     attention_from_afar,
     below_quantile,
@@ -36,11 +36,10 @@ from tl_posgen.position.substitution.numbers import (
 )
 from tl_posgen.rope.splits import DistanceDistribution, attention_profile, point_mass, split_scores, uniform
 
-Part = Literal["both", "position", "content"]
-Query = Literal["own", "mean"]
-MeanKey = Literal["prompt", "seen"]
+_Part = Literal["both", "position", "content"]
+_Query = Literal["own", "mean"]
+_MeanKey = Literal["prompt", "seen"]
 Keys = Sequence[int] | Bool[Tensor, "layer key"]
-Distances = DistanceDistribution | Callable[[LayerCapture], DistanceDistribution]
 
 
 @printing_call
@@ -49,7 +48,7 @@ def substitute(
     by: ScoresOf,
     *,
     gamma: int | float = 1.0,
-    threshold: Threshold | str = "head",
+    threshold: ThresholdOf | str = "head",
     residual: int | float = 0.0,
     from_layer: int = 0,
     layers: Layers = None,
@@ -91,7 +90,7 @@ def substitute(
         )
     check_share("gamma", gamma)
     check_share("residual", residual)
-    check_choice("threshold", threshold, get_args(Threshold))
+    check_choice("threshold", threshold, get_args(ThresholdOf))
     chosen = heads_from(model, from_layer, layers, heads)
     without_first = {layer for layer, _ in chosen} - {layer for layer, head in chosen if head == 0}
     if threshold == "layer" and without_first:
@@ -145,7 +144,7 @@ def stand_in(
     by: ScoresOf,
     gamma: int | float = 1.0,
     residual: int | float = 0.0,
-    threshold: Threshold | str = "head",
+    threshold: ThresholdOf | str = "head",
 ) -> Float[Tensor, "head query key"]:
     """Return the scores that `substitute` puts in the place of a layer's scores."""
     if gamma == 1 and residual == 0:
@@ -159,7 +158,10 @@ def stand_in(
 
 
 def by_split(
-    distances: Distances, part: Part | str = "both", mean_key: MeanKey | str = "prompt", query: Query | str = "own"
+    distances: DistanceDistribution | Callable[[LayerCapture], DistanceDistribution],
+    part: _Part | str = "both",
+    mean_key: _MeanKey | str = "prompt",
+    query: _Query | str = "own",
 ) -> ScoresOf:
     """S_ij = f(q_i, i - j) + g(q_i, k_j), f = scale <R_i q_i, R_j kbar>, g = scale <E_p[R_d] q_i, k_j - kbar>.
 
@@ -180,9 +182,9 @@ def by_split(
     Source: `k_q_simplify` in the public code of the first author of Han & Ji 2025 for mean query and key with p uniform
     over all positions (`all_positions`); any other p is ours.
     """
-    check_choice("part", part, get_args(Part))
-    check_choice("mean_key", mean_key, get_args(MeanKey))
-    check_choice("query", query, get_args(Query))
+    check_choice("part", part, get_args(_Part))
+    check_choice("mean_key", mean_key, get_args(_MeanKey))
+    check_choice("query", query, get_args(_Query))
     if not callable(distances) and not isinstance(distances, DistanceDistribution):
         raise InputError(f"by_split: {distances!r:.60} is no distribution of distances; give one, such as triangle(8)")
 
@@ -371,7 +373,7 @@ def by_three_axis(capture: LayerCapture, weights: Weights | None = None) -> Floa
 
 
 def by_constant(
-    capture: LayerCapture, gamma: int | float = 1.0, threshold: Threshold | str = "head"
+    capture: LayerCapture, gamma: int | float = 1.0, threshold: ThresholdOf | str = "head"
 ) -> Float[Tensor, "head query key"]:
     """S_ij = mean of the head's scores up to its gamma quantile; gamma 1: uniform attention. The control, ours.
 

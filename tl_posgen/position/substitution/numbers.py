@@ -15,7 +15,7 @@ from tl_posgen.rope.rotation import Rope, complex_planes, real_coordinates
 from tl_posgen.rope.splits import DistanceDistribution, split_scores, uniform
 
 NOTHING = 1e-20  # energy within rows below this share of the energy is rounding
-Threshold = Literal["head", "layer"]
+ThresholdOf = Literal["head", "layer"]
 FAR = 16  # tokens from which on a query counts for a sink
 MAPS = ("scores", "position", "content")  # of `SplitMaps`
 
@@ -83,7 +83,7 @@ def below_quantile(
     scores: Float[Tensor, "head query key"],
     visible: Bool[Tensor, "query key"],
     gamma: int | float = 0.97,
-    threshold: Threshold | str = "head",
+    threshold: ThresholdOf | str = "head",
 ) -> Bool[Tensor, "head query key"]:
     """W_ij <= the floor(gamma n)-th smallest of n visible scores; gamma 1 selects all visible ones, 0 none.
 

@@ -11,51 +11,29 @@ import xarray as xr
 from jaxtyping import Bool
 from torch import Tensor
 
-from tl_posgen.core import options
 from tl_posgen.core.formatting import counted, in_brackets
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers, is_above
-from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Share, Whole, Within
+from tl_posgen.core.options import Count, Each, NonNegative, Positive, Real, Share, Threshold, Whole, Within
 from tl_posgen.core.run import Run
-from tl_posgen.editing.printed_hooks import HookList
 from tl_posgen.editing.score_functions import ScoresOf
 from tl_posgen.interventions import LEAST_COST, PREDICTIONS, UNTOUCHED, Interventions, tokens_by_condition
 from tl_posgen.models.layers.capture import LayerCapture
-from tl_posgen.position.decomposition.numbers.three_axis_fit import LONGEST
-from tl_posgen.position.substitution.conditions import (
-    AT_RANDOM,
-    AT_SINKS,
-    NO_STAND_IN,
-    NO_VALUES,
-    NOT_OF_ALL,
-    OF_SINKS,
-    UNIFORM,
-    WORDS,
-)
+from tl_posgen.position.substitution.conditions import NO_VALUES, NOT_OF_ALL, STAND_INS, TRUE_AT, UNIFORM, WORDS
 from tl_posgen.position.substitution.hooks import (
-    all_positions,
     attention_sinks,
-    by_constant,
-    by_split,
-    by_three_axis,
     heads_from,
-    near,
     no_values_at,
-    own_profile,
-    query_profile,
     stand_in,
     substitute,
     true_at,
 )
-from tl_posgen.position.substitution.numbers import FAR, Threshold, kl_of_logs, log_attention, random_keys
+from tl_posgen.position.substitution.numbers import FAR, ThresholdOf, kl_of_logs, log_attention, random_keys
 from tl_posgen.position.substitution.substitution_figure import draw_correlation
 from tl_posgen.report.kinds import bars
-from tl_posgen.rope.splits import point_mass, triangle, uniform
 from tl_posgen.stats.correlations import pearson
 
-_ON_TOP = (*NO_STAND_IN, "query_profile", "position", "content", *AT_SINKS.values(), AT_RANDOM)  # first in the table
-_NO_SPLIT = (*NOT_OF_ALL, "position", "content")
 _BY_HEAD = ("condition", *HEAD)
 EXACT = "nothing rotates, so position + content is the score itself and recovers all of the loss by construction"
 Near = Annotated[Real, Within(1, words="a number of tokens, 1 or more")]
@@ -117,8 +95,8 @@ class Substitution(Interventions):
     widths: Annotated[Sequence[Positive], Each()] = (8, 256)
     near_widths: Sequence[Near] = (8,)
     mean_query_distances: Sequence[Count] = (8,)
-    gamma: options.Threshold = 1.0
-    threshold: Threshold = "head"
+    gamma: Threshold = 1.0
+    threshold: ThresholdOf = "head"
     from_layer: Whole = 0
     sink_share: Share = 0.1
 
@@ -168,19 +146,12 @@ class Substitution(Interventions):
 
     def stand_ins(self, length: int) -> dict[str, ScoresOf]:
         """Return what stands for the scores of prompts of `length` tokens, by condition."""
-        stand_ins: dict[str, ScoresOf] = {UNIFORM: partial(by_constant, gamma=self.gamma, threshold=self.threshold)}
-        stand_ins |= {"three_axis": by_three_axis}
-        stand_ins |= {
-            f"three_axis_near_{width:g}": partial(by_three_axis, weights=near(width)) for width in self.near_widths
+        return {
+            condition: row.scores_of(self, value)
+            for name, row in STAND_INS.items()
+            if length <= row.longest
+            for condition, value in row.values(name, self).items()
         }
-        if length <= LONGEST:
-            stand_ins["three_axis_attention"] = partial(by_three_axis, weights="attention")
-        stand_ins |= {f"mean_key_{d0:g}": by_split(point_mass(d0)) for d0 in self.dummy_distances}
-        stand_ins |= {f"triangle_{width:g}": by_split(triangle(width)) for width in self.widths}
-        stand_ins |= {f"mean_query_{n}": by_split(uniform(n), query="mean") for n in self.mean_query_distances}
-        stand_ins |= {"k_q_simplify": by_split(all_positions, query="mean")}
-        stand_ins |= {"own_profile": by_split(own_profile), "query_profile": by_split(query_profile)}
-        return stand_ins | {part: by_split(triangle(self.widths[0]), part) for part in ("position", "content")}
 
     def conditions(self, run: Run) -> Mapping[str, Any]:
         heads, stand_ins = heads_from(run.session, self.from_layer, **run.where), self.stand_ins(run.tokens.shape[1])
@@ -188,13 +159,13 @@ class Substitution(Interventions):
         hooks: dict[str, Any] = {name: replaced(by) for name, by in stand_ins.items()}
 
         @cache
-        def hooks_of_prompt(prompt: int) -> dict[str, HookList]:
+        def hooks_of_prompt(prompt: int) -> dict[str, Any]:
             sinks, controls = self._sinks_and_others(run, prompt)
             true_hooks = {name: replaced(by) for name, by in self._true_at_keys(stand_ins, sinks, controls).items()}
             all_hooks, no_values = {UNTOUCHED: [], **hooks, **true_hooks}, no_values_at(run.session, sinks)
-            return true_hooks | {condition: all_hooks[name] + no_values for name, condition in NO_VALUES.items()}
+            return true_hooks | {condition: all_hooks[name] + no_values for condition, name in NO_VALUES.items()}
 
-        hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in OF_SINKS}
+        hooks |= {name: lambda prompt, name=name: hooks_of_prompt(prompt)[name] for name in (*TRUE_AT, *NO_VALUES)}
         if run.init is not None:  # whose attention hardly ever is worth anything
             rise = xr.DataArray((run.losses_under(hooks[UNIFORM]) - run.loss).mean(1), dims="prompt")
             if not is_above(rise, LEAST_COST):
@@ -216,8 +187,8 @@ class Substitution(Interventions):
         self, stand_ins: Mapping[str, ScoresOf], sinks: Bool[Tensor, "layer key"], controls: Bool[Tensor, "layer key"]
     ) -> dict[str, ScoresOf]:
         """Return stand-ins with the true scores of sinks, or of other keys, by condition."""
-        true = {condition: true_at(stand_ins[name], sinks) for name, condition in AT_SINKS.items()}
-        return true | {AT_RANDOM: true_at(stand_ins["query_profile"], controls)}
+        keys = {"sinks": sinks, "random keys": controls}
+        return {condition: true_at(stand_ins[name], keys[which]) for condition, (name, which) in TRUE_AT.items()}
 
     def of_model(self, run: Run) -> xr.Dataset:
         data, sums, stand_ins = super().of_model(run), run.sums(), self.stand_ins(run.tokens.shape[1])
@@ -226,7 +197,9 @@ class Substitution(Interventions):
         def compare(capture: LayerCapture) -> None:  # stand-ins and scores, of the unchanged q and k
             exact, sinks = capture.scores(), keys[capture.prompt][0][capture.layer].to(capture.device)
             visible = capture.geometry.visible(exact.shape[1], exact.device)
-            several_times = {name: partial(LayerCapture.shared, function=stand_ins[name]) for name in AT_SINKS}
+            several_times = {
+                name: partial(LayerCapture.shared, function=stand_ins[name]) for name, _ in TRUE_AT.values()
+            }
             all_stand_ins = stand_ins | several_times
             all_stand_ins |= self._true_at_keys(all_stand_ins, *keys[capture.prompt])
             log_p, seen, kl, r = log_attention(exact, visible), exact[:, visible], [], []
@@ -240,7 +213,7 @@ class Substitution(Interventions):
 
         replace(run, where={"heads": heads_from(run.session, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(max(run.session.n_heads))}
-        means = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *AT_SINKS.values(), AT_RANDOM])
+        means = sums.means().assign_coords(condition=[UNTOUCHED, *stand_ins, *TRUE_AT])
         return data.merge(means.reindex(coords | {"condition": data["condition"]}))
 
     def worth(self, numbers: Numbers) -> Number:
@@ -266,7 +239,7 @@ class Substitution(Interventions):
                 f"Against uniform attention the model's own is worth {worth.with_interval:.3f} nats{null}, not surely "
                 "more than nothing: shares of it are not defined."
             ]
-        splits = [name for name in share if name not in _NO_SPLIT and not name.startswith("three_axis")]
+        splits = [split for name, row in STAND_INS.items() if row.is_split for split in row.values(name, self)]
         best = max(splits, key=lambda name: share[name].value)
         r, kl = (self.rank(numbers, name).plain for name in ("r", "attention_kl"))
         profile = self.recovered(numbers, "kl")["query_profile"].with_interval
@@ -295,16 +268,18 @@ class Substitution(Interventions):
         if not (first + later).sum():
             return f"No key takes {rule}: there is no attention sink."
         shares = {name: share.with_interval for name, share in self.recovered(numbers).items()}
-        true, unchanged = AT_SINKS["query_profile"], NO_VALUES[UNTOUCHED]
         n_first, n_later = (int((per_layer >= 0.5).sum()) for per_layer in (first, later))
         behind = f", of others in {n_later}" if n_later else ""
         return (
             f"With the true scores of attention sinks alone (keys that take {rule}: of the first token in {n_first} of "
-            f"{counted(first.size, 'layer')}{behind}), the profile of each query recovers {shares[true]:.1%} instead "
-            f"of {shares['query_profile']:.1%}; with as many true scores of random keys {shares[AT_RANDOM]:.1%}; with "
-            f"those of sinks and uniform attention elsewhere {shares[AT_SINKS[UNIFORM]]:.1%}. Where the values of "
-            f"sinks are zero, so that they only take attention from other keys: {shares[NO_VALUES[true]]:.1%} instead "
-            f"of {shares[NO_VALUES['query_profile']]:.1%}, and {shares[unchanged]:.1%} in the unchanged model."
+            f"{counted(first.size, 'layer')}{behind}), the profile of each query recovers "
+            f"{shares['query_profile, true at sinks']:.1%} instead of {shares['query_profile']:.1%}; with as many true "
+            f"scores of random keys {shares['query_profile, true at random keys']:.1%}; with those of sinks and "
+            f"uniform attention elsewhere {shares['uniform_attention, true at sinks']:.1%}. Where the values of sinks "
+            "are zero, so that they only take attention from other keys: "
+            f"{shares['query_profile, true at sinks without value']:.1%} instead of "
+            f"{shares['query_profile, sinks without value']:.1%}, and "
+            f"{shares['unchanged, sinks without value']:.1%} in the unchanged model."
         )
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
@@ -313,4 +288,5 @@ class Substitution(Interventions):
         }
         frame = super().table(numbers).drop(columns=["rise", "low", "high"])
         frame = frame.assign(**{name: [number.value for number in column.values()] for name, column in columns.items()})
-        return frame.sort_values("condition", key=lambda names: ~names.isin(_ON_TOP), kind="stable", ignore_index=True)
+        first = [UNTOUCHED, *(name for name, row in STAND_INS.items() if row.is_first), *TRUE_AT]
+        return frame.sort_values("condition", key=lambda names: ~names.isin(first), kind="stable", ignore_index=True)
