@@ -58,7 +58,10 @@ OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
 OF_ONE_PASS = ("position 1", "position 1b", "position 4")
 OF_ONE_PASS += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES, LARGE: OF_ONE_PASS}
-SINGLE_CLAIMS = (*((QWEN, claim) for claim in ("slash 2", "slash 4", "position 5", "coupling 5")),)
+SINGLE_CLAIMS = (
+    *((QWEN, (claim,)) for claim in ("slash 2", "slash 4", "position 5", "coupling 5")),
+    (LARGE, ("position 2", "position 2b")),
+)
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
 PLANES = {
     "measures": ("perturbed planes",),
@@ -185,8 +188,8 @@ PARTS = {
         for name, papers in REAL_CLAIMS.items()
     },
     **{
-        f"{name} claims of {claim}": Part(name, {"length": 128, "null_seeds": (0,), "papers": (claim,)}, claims)
-        for name, claim in SINGLE_CLAIMS
+        f"{name} claims of {', '.join(rows)}": Part(name, {"length": 128, "null_seeds": (0,), "papers": rows}, claims)
+        for name, rows in SINGLE_CLAIMS
     },
     "mini distance": Part("mini", DISTANCE, analysis),
     "stories260K distance": Part("stories260K", DISTANCE, analysis),
