@@ -244,7 +244,7 @@ def _permuted_overlaps(
         keys = rotate(layer.k[:, moved], layer.positions[: row + 1], layer.geometry.rope)
         query = layer.rotated_q[:, row : row + 1]
         attention, permuted = (
-            double(scores_from(query, k, layer.geometry, layer.heads, place)[:, 0]).softmax(-1)
+            layer.attention(double(scores_from(query, k, layer.geometry, layer.heads, place)))[:, 0]
             for k in (layer.rotated_k[:, : row + 1], keys)
         )
         overlaps.append(

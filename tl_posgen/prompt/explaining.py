@@ -182,7 +182,7 @@ def _explanation_of(
     contribution = _less_baseline(terms.movedim(1, 0), baseline).movedim(0, 1)
     data: dict[str, Any] = {"contribution": (("term", "key", "plane", "source"), contribution.cpu().numpy())}
     data["score"] = "key", _less_baseline(total + alibi, baseline).cpu().numpy()
-    data["attention"] = "key", used.softmax(-1).cpu().numpy()
+    data["attention"] = "key", capture.attention(used[None, None])[0, 0].cpu().numpy()
     if bias is not None:
         data[ALIBI] = "key", _less_baseline(alibi, baseline).cpu().numpy()
     strings, n_rotary = token_strings(session, row.tokens), len(geometry.rope.inv_freq)
@@ -197,7 +197,7 @@ def _explanation_of(
     attrs["against"] = "the mean of the other keys" if against is None else strings[against]
     attrs |= {"query_token": strings[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(strings)}
     attrs |= {"reference": reference.label, "note": note_of(capture), "largest_difference": float(off.max())}
-    return Explanation(xr.Dataset(data, coordinates, attrs), row)
+    return Explanation(xr.Dataset(data, coordinates, attrs), replace(row, sinks=capture.sinks))
 
 
 def _less_baseline(x: Float[Tensor, "key *rest"], is_baseline: Bool[Tensor, " key"]) -> Float[Tensor, "key *rest"]:

@@ -42,6 +42,7 @@ class Row:
     layer: int
     head: int
     query: int
+    sinks: Float[Tensor, " head"] | None = None  # what joins the head's softmax
 
     @property
     def keys(self) -> range:
@@ -59,7 +60,8 @@ class Row:
             products[:, self.query] -= deleted.to(products)
             visible = capture.geometry.visible(capture.length, products.device)
             scores = finished(products, capture).masked_fill(~visible, -torch.inf)
-            rows.append(double(scores[0, self.query]).softmax(-1))
+            capture.sinks = self.sinks
+            rows.append(capture.attention(double(scores[:, self.query, None]))[0, 0])
             return scores
 
         with under(self.session, replace_scores(self.session, scores_of, heads=place)):

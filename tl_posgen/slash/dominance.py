@@ -89,7 +89,8 @@ def statistics_from_qk(
 
     def rows_of(heads: slice, start: int, stop: int) -> Float[Tensor, "head row key"]:
         head_numbers, positions = layer.heads[heads], layer.positions[start:stop]
-        return scores_from(q[heads, start:stop], k[heads, :stop], layer.geometry, head_numbers, positions).softmax(-1)
+        scores = scores_from(q[heads, start:stop], k[heads, :stop], layer.geometry, head_numbers, positions)
+        return layer.of_heads(heads).attention(scores)
 
     return slash_statistics_of_rows(rows_of, len(q), q.shape[1], layer.geometry.window, False, q.device)
 

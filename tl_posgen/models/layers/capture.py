@@ -41,6 +41,8 @@ class LayerCapture:
         pattern: post-softmax; None unless needed.
         resid: the residual stream entering the layer; None unless needed.
         inputs: what enters W_Q and W_K: the residual stream after the attention's norm; None unless needed.
+        sinks: logits of the heads that join each row's softmax and carry no value; None of a layer without, and where
+            no pattern tells them.
         projections: how q and k are made from `inputs`, for all heads of the layer, proved; None unless `inputs` are
             needed.
     """
@@ -56,6 +58,7 @@ class LayerCapture:
     pattern: Float[Tensor, "head query key"] | None = None
     resid: Float[Tensor, "pos d_model"] | None = None
     inputs: Float[Tensor, "pos d_model"] | None = None
+    sinks: Float[Tensor, " head"] | None = None
     projections: Projections | None = None
     edited_pattern: bool = False  # whether a hook made the pattern something else than the softmax of the scores
     finite: bool = False  # whether every score is known to be a finite number
@@ -95,6 +98,7 @@ class LayerCapture:
         rotated = {"q": self.rotated_q[:, start:stop], "k": self.rotated_k[:, :keys]}
         q, k = self.q[:, start:stop], self.k[:, :keys]
         rows = LayerCapture(self.geometry, self.heads, self.prompt, None, q, k, _positions=self.positions[:keys])
+        rows.sinks = self.sinks
         rows._rotated = rotated
         return rows
 
@@ -177,6 +181,22 @@ class LayerCapture:
         q, k, at = self.rotated_q[:, :n], self.rotated_k[:, :n], self.positions[:n]
         return scores_from(q, k, self.geometry, self.heads, self.query_positions[:n], at)
 
+    def attention(self, scores: Float[Tensor, "head row key"]) -> Float[Tensor, "head row key"]:
+        """Return the attention that these scores give in this layer: their softmax, which its sinks join.
+
+        Raises:
+            UnsupportedModelError: sinks of the layer's own that are not known, as where a cache has no pattern.
+        """
+        if not self.geometry.sinks:
+            return scores.softmax(-1)
+        if self.sinks is None:
+            raise UnsupportedModelError(
+                f"layer {self.layer}: sinks of its own join the softmax, and no pattern tells their logits; add "
+                "hook_pattern to the cache"
+            )
+        sinks = self.sinks.to(scores)[:, None, None].expand(-1, scores.shape[1], 1)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
     def query_blocks(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of blocks of queries for `pattern_rows`, `attn_score_rows` and `score_rows`, so that no
         [query, key] matrix of all heads is formed."""
@@ -202,7 +222,6 @@ class LayerCapture:
 class StreamedCapture(LayerCapture):
     """A layer whose pass formed neither scores nor pattern: each is computed when it is asked for, whole or by rows."""
 
-    sinks: Float[Tensor, " head"] | None
     attn_scores: Any = cached_property(lambda self: self.scores())
     pattern: Any = cached_property(lambda self: self.pattern_rows(0, self.length))
 
@@ -219,11 +238,7 @@ class StreamedCapture(LayerCapture):
         return self.score_rows(start, stop)
 
     def pattern_rows(self, start: int, stop: int) -> Float[Tensor, "head row key"]:
-        scores = self.score_rows(start, stop)
-        if self.sinks is None:
-            return scores.softmax(-1)
-        sinks = self.sinks.to(scores)[:, None, None].expand(-1, stop - start, 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return self.attention(self.score_rows(start, stop))
 
 
 class EditedCapture(LayerCapture):

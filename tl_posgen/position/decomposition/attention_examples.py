@@ -94,8 +94,8 @@ class AttentionExamples(Measure):
         if layer.prompt:
             return {}
         fit, place = layer.shared(fit_capture)[0], layer.positions[:CROP]
-        true = double(layer.scores(len(place))).softmax(-1)
-        fitted = fit.fitted(place, place).nan_to_num(-torch.inf).softmax(-1)
+        true = layer.attention(double(layer.scores(len(place))))
+        fitted = layer.attention(fit.fitted(place, place).nan_to_num(-torch.inf))
         patterns, r = torch.stack([true, fitted], 1).float(), fit.r_within_rows
         heads = torch.arange(len(r), device=r.device)
         if len(r) > MOST_CHOSEN:  # at either end there can be no other of this layer

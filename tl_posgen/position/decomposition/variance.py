@@ -16,7 +16,7 @@ from tl_posgen.core.numbers import Numbers
 from tl_posgen.core.options import Distances
 from tl_posgen.core.sums import Sums
 from tl_posgen.errors import InputError
-from tl_posgen.models.layers.capture import LayerCapture, StreamedCapture
+from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
@@ -48,7 +48,7 @@ SIZES = ("scores", *PARTS)
 _AT_ONCE = 2**20  # scores in memory
 _FEWEST_PROMPTS = 8  # for shares by place
 _WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
-_NO_SINKS = "NaN where sinks of its own join a layer's softmax and no measure reads the pattern"
+_NO_SINKS = "by the scores; NaN where sinks of its own join a layer's softmax and no pattern tells them"
 _NO_TURN = "nothing rotates, so"
 
 
@@ -306,18 +306,18 @@ def triple_moments_of(layer: LayerCapture) -> list[TripleMoments]:
 
 
 def first_token_attention(layer: LayerCapture) -> Float[Tensor, " head"]:
-    """E_i S_i0: the attention that the first token takes, mean over the queries behind it; no [query, key] matrix is
-    formed. NaN of one token alone, and where something else joins the softmax of a pattern that was not captured."""
-    n, sinks, shares = layer.length, layer.geometry.sinks, []
-    is_formed = not isinstance(layer, StreamedCapture) and layer.pattern is not None
-    if n < 2 or (sinks and not is_formed and not isinstance(layer, StreamedCapture)):
+    """E_i S_i0: the attention that the first token takes by the layer's scores, mean over the queries behind it,
+    whatever hooks make of patterns; no [query, key] matrix is formed. NaN of one token alone, and where sinks join the
+    softmax and are not known."""
+    n, shares = layer.length, []
+    if n < 2 or (layer.geometry.sinks and layer.sinks is None):
         return torch.full((len(layer.heads),), torch.nan)
     for start, stop in row_ranges(n, len(layer.heads) * n, elements_at_once(layer.device, _AT_ONCE)):
-        if is_formed or sinks:
-            shares.append(layer.pattern_rows(start, stop)[..., 0])
-        else:
-            scores = layer.score_rows(start, stop)
-            shares.append((scores[..., 0] - scores.logsumexp(-1)).exp())
+        scores = layer.score_rows(start, stop)
+        normaliser = scores.logsumexp(-1)
+        if layer.sinks is not None:
+            normaliser = normaliser.logaddexp(layer.sinks.to(scores)[:, None])
+        shares.append((scores[..., 0] - normaliser).exp())
     return double(torch.cat(shares, -1)[:, 1:]).mean(-1)
 
 

@@ -209,7 +209,7 @@ class Substitution(Interventions):
                 r.append(pearson(seen, scores[:, visible]))
             values = {"attention_kl": torch.stack(kl), "r": torch.stack(r)}
             values |= {"first_is_sink": sinks[0].double(), "n_later_sinks": sinks[1:].double().sum()}
-            sums.add_layer(capture, values | {"sink_attention": exact.softmax(-1)[..., sinks].sum(-1).mean(1)})
+            sums.add_layer(capture, values | {"sink_attention": capture.attention(exact)[..., sinks].sum(-1).mean(1)})
 
         replace(run, where={"heads": heads_from(run.session, self.from_layer, **run.where)}).capture(compare)
         coords = {"layer": range(run.model.cfg.n_layers), "head": range(max(run.session.n_heads))}
