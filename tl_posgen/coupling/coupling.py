@@ -192,7 +192,7 @@ class Coupling(JacobianMeasure):
         "K: number of top singular vectors; coupling: of residual Jacobians across layers; chance: in random bases; "
         "signed: with the signs of A; swapped: left in right singular vectors; "
         "expodistance: variance over squared mean of the growth of ln |x|, 0 if exponential; "
-        "95% intervals over prompts in brackets."
+        "in brackets 95% intervals over prompts, from four prompts on."
     )
     figures = {
         "map": heat_maps(

@@ -1,5 +1,6 @@
 """A metric of the user's choice in the place of the loss, wherever a running model is judged."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -124,5 +125,11 @@ def as_metric(metric: Any) -> Metric | None:
         return metric
     if not callable(metric):
         raise InputError("metric: give a function of logits and tokens, or tl_posgen.logit_difference(model, ...)")
+    try:
+        inspect.signature(metric).bind("logits", "tokens")
+    except TypeError as error:
+        raise InputError(f"metric: give a function of logits and tokens; this one takes others ({error})") from None
+    except ValueError:  # of a built-in function nothing is known
+        pass
     value: Any = metric
     return Metric(str(getattr(value, "__name__", type(value).__name__)), value)

@@ -59,7 +59,8 @@ def explain(
             the key itself where the head is sure.
         key: the key whose sources and planes are drawn and printed; the one of most attention if left out.
         parts: instead of the sources, parts of the residual stream at the layer's input, name -> [pos, d_model], such
-            as features of a sparse autoencoder, its bias and its error.
+            as features of a sparse autoencoder, its bias and its error. Of a key, position is made by the mean key of
+            the reference, so parts have none of it; side="query" has what they make of position, too.
         rest: name what `parts` leave of the residual stream "rest"; without it they must add up to it.
         reference: as in `split`; the bundled book if left out, never the prompt itself.
         other: another prompt of as many tokens: its explanation is taken away, so that what is left makes the
@@ -196,7 +197,10 @@ def _explanation_of(
     attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query, "against_key": against}
     attrs["against"] = "the mean of the other keys" if against is None else strings[against]
     attrs |= {"query_token": strings[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(strings)}
-    attrs |= {"reference": reference.label, "note": note_of(capture), "largest_difference": float(off.max())}
+    notes = [note_of(capture)] if note_of(capture) else []
+    if parts is not None and side == "k":
+        notes.append('position is of the mean key, and of none of the parts; side="query" gives what they make of it')
+    attrs |= {"reference": reference.label, "note": "; ".join(notes), "largest_difference": float(off.max())}
     return Explanation(xr.Dataset(data, coordinates, attrs), replace(row, sinks=capture.sinks))
 
 

@@ -196,11 +196,11 @@ def layer_capture(
         capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
     if geometry.sinks and {"attn_scores", "pattern"} <= parts.keys():
         scores, pattern = (summable(parts[part][list(heads), span, span]) for part in ("attn_scores", "pattern"))
-        capture.sinks = sink_logits(plain_scores(scores, parts["q"].dtype), pattern)
+        capture.sinks = _sink_logits(plain_scores(scores, parts["q"].dtype), pattern)
     return capture
 
 
-def sink_logits(
+def _sink_logits(
     scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
 ) -> Float[Tensor, " head"]:
     """ln sum_j e^w_ij + ln (1 - p_i) / p_i, with p_i = sum_j S_ij < 1 the share of the keys in a row's softmax: what

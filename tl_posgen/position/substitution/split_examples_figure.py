@@ -33,8 +33,8 @@ def draw_maps(result: Any) -> go.Figure:
     panels.figure.update_annotations(font_size=11)
     subtitle = (
         "scores within rows, first prompt, first token left out, and their parts: f(q, i - j) with the mean key, "
-        "g(q, k) at the mean over distances;<br>r: of the part with the scores. Red high, blue low, a scale a row. "
-        "Below each head the same one of the random init"
+        "g(q, k) at the mean over distances;<br>r: of the part with the scores. Red high, blue low, a scale a row"
     )
+    subtitle += ". Below each head the same one of the random init" if len(models) > 1 else ""
     title = f"Scores, position and content · {model_label(result.trained)}"
     return panels.axes("key", "query").titled(title, subtitle)
