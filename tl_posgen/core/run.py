@@ -93,11 +93,7 @@ class Run:
         return token_losses(self.session, self.tokens)
 
     def passes(
-        self,
-        tokens: Int[Tensor, "row pos"],
-        of_logits: Callable[[Tensor, Tensor], Any],
-        hooks: Any = (),
-        first: int = 0,
+        self, tokens: Int[Tensor, "row pos"], of_logits: Callable[[Tensor, Tensor], Any], hooks: Any = ()
     ) -> list[Any]:
         """Return what `of_logits(logits, tokens)` gives of every pass over other prompts, under hooks; see
         `tl_posgen.models.loss.run_prompts`."""
