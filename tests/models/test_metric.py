@@ -154,6 +154,7 @@ def test_the_loss_comes_back_after_an_error(mini):
     ("metric", "message"),
     [
         (3, "give a function of logits and tokens"),
+        (lambda logits: logits, "give a function of logits and tokens; this one takes others"),
         (lambda logits, tokens: logits, r"metric '<lambda>': gives \(1, 32, \d+\) for 1 prompts of 32 tokens"),
         (lambda logits, tokens: 0.5, "gives float"),
         (Metric("nothing", lambda logits, tokens: torch.full((len(logits),), torch.nan)), "not finite"),

@@ -83,7 +83,10 @@ class TokenCoupling(JacobianMeasure):
             bounds=(-np.inf, 1),
         ),
     }
-    legend = "K: number of top singular vectors; in brackets 95% intervals over prompts, from four on; random bases: what chance couples."
+    legend = (
+        "K: number of top singular vectors; in brackets 95% intervals over prompts, from four on; random bases: what "
+        "chance couples."
+    )
     figures = {
         "layers": lines(
             {
