@@ -1,5 +1,6 @@
 """Heads ablated: their outputs at zero, at their mean, or those of another prompt."""
 
+import hashlib
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.editing.draws import generator_at
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_seed
+from tl_posgen.errors import MOST_SEEDS, InputError, UnsupportedModelError, check_choice, check_seed
 from tl_posgen.models.capture.padding import require_places
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
@@ -37,8 +38,7 @@ def ablate_heads(
     Args:
         heads: "L3H1", "3.1" or (3, 1), several in a list, or a frame with the columns layer and head.
         how: "zero", "mean", or "resample": what the head wrote at the same position of a prompt of the reference, drawn
-            for each prompt that runs, the same for all heads. Prompts count on from one pass to the next, so that draws
-            do not depend on how many run at once; hooks made anew draw the same again.
+            for each prompt that runs, by its tokens: the same for all heads, and again in every pass.
         reference: prompts as `analyze` takes them; the bundled book if left out. "zero" reads none.
         length: tokens of its prompts; 256, or what the model takes, if left out.
         n_prompts: at most so many of them, spread over it.
@@ -87,7 +87,11 @@ def ablate_heads(
         if how == "mean":
             outputs = {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()}
 
-    n_before = dict.fromkeys(selected, 0)  # prompts of earlier passes
+    seeds: list[int] = []  # of the prompts of the pass that began last, by what was embedded
+
+    def see(embedded: Tensor, hook: object) -> None:
+        rows = embedded.detach().float().cpu().numpy()
+        seeds[:] = [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:4], "big") for row in rows]
 
     def edit(layer: int, z: Tensor, hook: object) -> Tensor:
         chosen, written = selected[layer], outputs[layer]
@@ -97,15 +101,17 @@ def ablate_heads(
                 raise InputError(
                     f"resample: {z.shape[1]} tokens, and the reference's prompts have {written.shape[1]}; give length="
                 )
-            numbers = range(n_before[layer], n_before[layer] + len(z))
-            n_before[layer] += len(z)
-            drawn = [torch.randint(len(written), (), generator=generator_at(seed, prompt=number)) for number in numbers]
-            written = written[torch.stack(drawn), : z.shape[1]]
+            if len(seeds) != len(z):
+                raise InputError("resample: a pass that begins behind the embedding; run whole prompts")
+            generators = [generator_at((seed + of_prompt) % MOST_SEEDS) for of_prompt in seeds]
+            drawn = [int(torch.randint(len(written), (), generator=generator)) for generator in generators]
+            written = written[drawn, : z.shape[1]]
         of_heads = z.flatten(2).unflatten(-1, (n_heads[layer], -1)).clone()
         of_heads[:, :, chosen] = written[:, :, chosen].to(of_heads)
         return of_heads.reshape(z.shape)
 
-    return [(_name_of(layer), partial(edit, layer)) for layer in selected]
+    seeing: HookList = [("hook_embed", see)] if how == "resample" else []
+    return [*seeing, *((_name_of(layer), partial(edit, layer)) for layer in selected)]
 
 
 def _name_of(layer: int) -> str:

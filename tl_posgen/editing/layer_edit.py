@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import NO_PADDING, WITHOUT_CACHE, pad_token, spans_of_scores, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import is_masked, layer_capture, verify_capture
-from tl_posgen.models.layers.capture import EditedCapture, LayerCapture
+from tl_posgen.models.layers.capture import QUERIES_AND_KEYS, EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import Mask
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
@@ -124,10 +124,26 @@ class LayerEdit:
     def _shared_heads(self, earlier: "LayerEdit") -> set[int]:
         return {*earlier.heads} & {*self.heads}
 
+    def _has_other_hooks_on_queries_or_keys(self) -> bool:
+        """Tell whether functions besides edits are hooked where queries and keys pass."""
+        attention = self.session.attention(self.probed.geometry.layer)
+        points = [getattr(attention, f"hook_{name}", None) for name in QUERIES_AND_KEYS]
+        handles = [handle for point in points for handle in getattr(point, "fwd_hooks", ())]
+        hooks = [getattr(handle, "user_hook", None) for handle in handles]
+        owners = [getattr(getattr(hook, "func", hook), "__self__", None) for hook in hooks]
+        return any(not isinstance(owner, LayerEdit) for owner in owners)
+
     def require_first(self) -> None:
-        """Refuse new scores of heads for which an edit before this one in the pass made new scores, which they would
-        undo."""
-        for earlier in self._earlier():
+        """Refuse new scores of heads for which an edit before this one in the pass made new scores, or hid keys of what
+        another function may have edited: they would undo it."""
+        edits = self._earlier()
+        for earlier in edits:
+            if earlier is not None and None in edits and self._shared_heads(earlier):
+                head = head_name(self.probed.geometry.layer, min(self._shared_heads(earlier)))
+                raise InputError(
+                    f"{head}: another function is hooked on the scores before {self}, beside {earlier}, and new scores "
+                    "would undo what it does; give it behind these hooks"
+                )
             if earlier is not None and earlier.makes_scores and self._shared_heads(earlier):
                 head = head_name(self.probed.geometry.layer, min(self._shared_heads(earlier)))
                 raise InputError(
@@ -181,6 +197,7 @@ class LayerEdit:
                 self.ends.require_text()
         if by_row:
             self.past = k.detach(), [span.start if span.stop == k.shape[2] else -1 for span in spans]
+        sinks = self.session.sinks(geometry.layer)
         captures = [
             layer_capture(
                 geometry,
@@ -189,6 +206,7 @@ class LayerEdit:
                 (),
                 row,
                 None,
+                sinks=sinks,
             )
             for row, span in enumerate(spans)
         ]
@@ -198,11 +216,13 @@ class LayerEdit:
                 f"{seen}, and {len(positions)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
-        earlier = self._earlier()
-        compared = None if any(edit is not None and self._shared_heads(edit) for edit in earlier) else "last row"
-        if compared and None in earlier:
+        earlier, narrow = self._earlier(), geometry.window is not None and geometry.window < n_keys
+        compared, others = "last row", None in earlier
+        if others or narrow or self._has_other_hooks_on_queries_or_keys():
             compared = "every row"
-        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, compared, positions)
+        if any(edit is not None and self._shared_heads(edit) for edit in earlier):
+            compared = None
+        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, compared, others, positions)
 
 
 @dataclass(frozen=True)
@@ -214,8 +234,11 @@ class _PassEdit:
         captures: of these texts; with a KV cache, q of the last tokens only.
         before: how many of all keys the model's cache has dropped.
         dtype: the model's.
-        compared: which of the pass's scores are compared with those of q and k: every row where another function before
-            this edit may have edited any; none where an edit before it made scores of the same heads.
+        compared: which of the pass's scores are compared with those of q and k: every row where other functions may
+            have edited any, or where a window hides from the last one where tokens stand; none where an edit before
+            this one is of the same heads.
+        others_before: whether another function is hooked on the scores before this edit, which then is compared only
+            where it makes new scores.
         positions: where the tokens of every text stand in the new scores; 0, 1, .. if None.
     """
 
@@ -226,6 +249,7 @@ class _PassEdit:
     cached: bool
     dtype: torch.dtype
     compared: Literal["last row", "every row"] | None
+    others_before: bool
     positions: Real[Tensor, " pos"] | None = None
 
     def __call__(
@@ -249,7 +273,7 @@ class _PassEdit:
             begin = span.stop - full_capture.q.shape[1]
             capture, of_all_heads = full_capture.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
             own_capture, old = capture, of_all_heads[list(capture.heads)]
-            if self.cached:
+            if self.cached or (self.compared == "every row" and not self.others_before):
                 self.prove(capture, of_all_heads)
             elif self.compared == "last row" and last == span.stop:
                 self.prove(full_capture.of_rows(last - begin - 1, last - begin), of_all_heads[:, -1:])
@@ -257,7 +281,7 @@ class _PassEdit:
                 capture = capture.at(self.positions[: capture.length])
             new = scores_of(capture, old) if isinstance(scores_of, RowByRow) else scores_of(capture)
             keeps_old = getattr(new, "dtype", None) == torch.bool or getattr(scores_of, "with_own", False)
-            if self.compared == "every row" and not keeps_old:  # else what another function did would be lost
+            if self.compared and self.others_before and not keeps_old:  # else what another function did would be lost
                 self.prove(own_capture, of_all_heads)
             if not isinstance(new, Tensor) or new.shape != old.shape:
                 given = list(new.shape) if isinstance(new, Tensor) else f"a {type(new).__name__}"
@@ -289,10 +313,16 @@ class _PassEdit:
 
     @torch.no_grad()
     def prove_last_row(self, scores_of_rows: Callable[[int, int], Float[Tensor, "batch head row key"]]) -> None:
-        """Prove the last query of every prompt, for a pass that replaces scores without calling this edit."""
+        """Prove the last query of every prompt, for a pass that replaces scores without calling this edit; within a
+        window also queries that see across every place before it."""
+        window = self.edit.probed.geometry.window
+        step = max(1, (window or max(span.stop for span in self.spans) + 1) - 1)
+        rows_at = cache(lambda row: scores_of_rows(row, row + 1))  # of all prompts
         for prompt, (span, full_capture) in enumerate(zip(self.spans, self.captures, strict=True)):
-            row_scores = scores_of_rows(span.stop - 1, span.stop)[prompt, :, :, span]
-            self.prove(full_capture.of_rows(full_capture.length - 1, full_capture.length), row_scores)
+            for row in range(span.stop - 1, span.start - 1, -step):
+                at = row - span.start
+                scores = rows_at(row)[prompt, :, :, span.start : row + 1]
+                self.prove(full_capture.of_rows(at, at + 1), scores)
 
     def prove(self, capture: LayerCapture, own_scores: Float[Tensor, "head row key"]) -> None:
         """Refuse scores of the pass that q and k do not give by the geometry that these hooks know."""

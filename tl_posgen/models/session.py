@@ -329,6 +329,13 @@ class Session:
         """Return the attention module of a layer."""
         return self.backend.model.blocks[layer].attn
 
+    def sinks(self, layer: int) -> Tensor | None:
+        """Return the logits that join the softmax of each head of a layer and carry no value (GPT-OSS); None where it
+        holds none."""
+        attention = self.attention(layer)
+        sinks = getattr(getattr(attention, "original_component", attention), "sinks", None)
+        return sinks.detach() if isinstance(sinks, Tensor) else None
+
     @property
     def embedding(self) -> Any:
         """The module that every forward pass hands the token ids to."""

@@ -127,7 +127,9 @@ def captures_from_cache(
                 parts = {part: x[0] for part, x in read_parts(probed, wanted, slice(prompt, prompt + 1)).items()}
                 handed_over, of_prompt = parts if needs is None else needs, None if ids is None else ids[prompt]
                 heads_there = selected[probed.geometry.layer]
-                capture = layer_capture(probed.geometry, parts, heads_there, handed_over, prompt, of_prompt, span)
+                sinks = session.sinks(probed.geometry.layer)
+                place = (prompt, of_prompt, span, sinks)
+                capture = layer_capture(probed.geometry, parts, heads_there, handed_over, *place)
                 yield proved_capture(capture, parts, span)
 
     return captures()

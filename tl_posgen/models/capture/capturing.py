@@ -20,7 +20,7 @@ from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.models.capture.padding import NO_PADDING, REMEDY, pad_token, require_whole, text_of_pass
 from tl_posgen.models.geometry.probe import Probed
 from tl_posgen.models.geometry.proof import as_streamed, layer_capture, tolerance, verify_capture
-from tl_posgen.models.layers.capture import FORMED, PARTS, EditedCapture, LayerCapture
+from tl_posgen.models.layers.capture import FORMED, PARTS, QUERIES_AND_KEYS, EditedCapture, LayerCapture
 from tl_posgen.models.layers.fused import LayerAttention
 from tl_posgen.models.layers.projections import projection_weights, prove_projections
 from tl_posgen.models.memory import trim
@@ -32,7 +32,7 @@ from tl_posgen.progress import count_pass
 
 Consumer = Callable[[LayerCapture], None]
 TRIMMED = 2.0  # seconds after which what layers left in the heap goes back to the system: half of the peak otherwise
-_EDITED = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k", "attn_scores")  # where hooks may change scores
+_EDITED = (*QUERIES_AND_KEYS, "attn_scores")  # where hooks may change scores
 
 
 @contextmanager
@@ -162,6 +162,7 @@ class _PassCapture:
         self.embedded: Tensor | None = None  # by the pass that begins
         self.pad = pad_token(session.model.tokenizer)
         self.parts: dict[str, Tensor] = {}
+        self.last = "pattern" if "pattern" in self.needs else "attn_scores"  # to fire of what is captured of a layer
         self.mask: Any = None  # what the first layer's attention is given as one
         self.shape, self.spans = (0, 0), list[slice]()  # of the pass, and the text of each prompt
         self.n_passed = 0  # chosen layers that have passed, silent ones too
@@ -169,21 +170,15 @@ class _PassCapture:
         self.owner, self.stream = session.owner, session.streamed.by
         self.prompts_before = self.prompts_seen = 0
         self.thread = threading.get_ident()
+        wanted = self.needs | {"resid", "q", "k", "attn_scores"}
+        parts = [part for part in PARTS if part in wanted and not (self.stream and part in FORMED)]
         self.receivers = {
-            probed.names[part]: partial(self.receive, probed, part)
-            for probed in self.layers
-            for part in PARTS
-            if part in {"resid", "q", "k"} | self.wanted(probed) and not (self.stream and part in FORMED)
+            probed.names[part]: partial(self.receive, probed, part) for probed in self.layers for part in parts
         }
         self.points = session.model.hook_dict  # which a bridge works out anew whenever it is asked
         if "inputs" in self.needs:
             for probed in self.layers:  # refused before anything runs
                 projection_weights(session.attention(probed.geometry.layer), probed.geometry)
-
-    def wanted(self, probed: Probed) -> frozenset[str]:
-        """Return what a layer is asked for beside q and k: its scores, which prove the pass, and its pattern where that
-        alone tells what joins its softmax."""
-        return self.needs | {"attn_scores"} | ({"pattern"} if probed.geometry.sinks else set())
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -243,7 +238,7 @@ class _PassCapture:
                 "this model runs in two threads while it is captured in one; give each thread its own model"
             )
         self.parts[part] = value.detach()
-        if part == ("pattern" if "pattern" in self.wanted(probed) else "attn_scores"):  # the last to fire
+        if part == self.last:
             self.hand_over(probed)
 
     def receive_streamed(self, layer: int, done: LayerAttention) -> None:
@@ -252,9 +247,9 @@ class _PassCapture:
             return
         require_whole(layer, done.q.shape[2], done.k.shape[2])
         formed = {"attn_scores": done.scores, "pattern": done.pattern}
-        probed = self.session.layer(layer)
-        self.parts |= {part: x.detach() for part, x in formed.items() if x is not None and part in self.wanted(probed)}
-        self.hand_over(probed, done)
+        wanted = self.needs | {"attn_scores"}
+        self.parts |= {part: x.detach() for part, x in formed.items() if x is not None and part in wanted}
+        self.hand_over(self.session.layer(layer), done)
 
     def hand_over(self, probed: Probed, streamed: LayerAttention | None = None) -> None:
         """Make a capture of each prompt, proved by the scores that the pass used, and give them to the consumer; of no
@@ -289,13 +284,13 @@ class _PassCapture:
             "all_scores": any(self.is_hooked(layer, name) for name in _EDITED),
             "all_patterns": self.is_hooked(layer, "pattern"),
         }
-        captures = []
+        captures, sinks = [], self.session.sinks(layer)
         for row, span in enumerate(self.spans):
             prompt_parts = {part: value[row] for part, value in parts.items()}
             needs = self.needs & prompt_parts.keys()
             ids = None if tokens is None else tokens[row]
             capture = layer_capture(
-                probed.geometry, prompt_parts, self.heads[layer], needs, self.prompts_before + row, ids, span
+                probed.geometry, prompt_parts, self.heads[layer], needs, self.prompts_before + row, ids, span, sinks
             )
             if streamed is not None:
                 capture = as_streamed(capture, streamed, row, span, prompt_parts["q"].dtype)

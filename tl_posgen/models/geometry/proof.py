@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_posgen.arithmetic import double, rounding_unit, summable
+from tl_posgen.arithmetic import rounding_unit, summable
 from tl_posgen.errors import UnsupportedModelError
 from tl_posgen.models.head_names import head_name
 from tl_posgen.models.layers.capture import EditedCapture, LayerCapture, StreamedCapture, scores_from
@@ -176,9 +176,10 @@ def layer_capture(
     prompt: int,
     tokens: Int[Tensor, " pos"] | None,
     span: slice = slice(None),
+    sinks: Float[Tensor, " model_head"] | None = None,
 ) -> LayerCapture:
     """Make a LayerCapture of the parts of one prompt, each [head, pos, d] as `Probed.read` gives it, without its
-    padding.
+    padding; and of the logits that join each row's softmax, where the layer has some.
 
     Its tensors lie where sums can be formed in float64, see `tl_posgen.arithmetic`.
     """
@@ -194,21 +195,9 @@ def layer_capture(
     if "attn_scores" in needs:
         plain = plain_scores(summable(parts["attn_scores"][list(heads), span, span]), parts["q"].dtype)
         capture.attn_scores = without_row_offsets(plain, capture.q, capture.k, geometry)
-    if geometry.sinks and {"attn_scores", "pattern"} <= parts.keys():
-        scores, pattern = (summable(parts[part][list(heads), span, span]) for part in ("attn_scores", "pattern"))
-        capture.sinks = _sink_logits(plain_scores(scores, parts["q"].dtype), pattern)
+    if geometry.sinks and sinks is not None:
+        capture.sinks = summable(sinks[list(heads)])
     return capture
-
-
-def _sink_logits(
-    scores: Float[Tensor, "head query key"], pattern: Float[Tensor, "head query key"]
-) -> Float[Tensor, " head"]:
-    """ln sum_j e^w_ij + ln (1 - p_i) / p_i, with p_i = sum_j S_ij < 1 the share of the keys in a row's softmax: what
-    else joins it. Of the row with the least share above zero, where 1 - p is known best."""
-    shares = double(pattern).sum(-1)
-    share, row = shares.masked_fill(shares <= 0, 1).min(-1)
-    normalisers = double(scores).logsumexp(-1).gather(1, row[:, None])[:, 0]
-    return normalisers + ((1 - share).clamp(min=0) / share).log()
 
 
 def checked_rows(n: int, n_rows: int = ROWS) -> Int[Tensor, " row"]:

@@ -19,6 +19,7 @@ from tl_posgen.rope.rotation import rotate_by, turns_at
 PER_HEAD = ("q", "k", "v", "attn_scores", "pattern")
 PARTS = ("resid", *PER_HEAD)  # that hooks carry
 NEEDED = ("v", "attn_scores", "pattern", "resid", "inputs")  # that are None unless a measure needs them
+QUERIES_AND_KEYS = ("q", "k", "q_normed", "k_normed", "rot_q", "rot_k")  # hook points that these pass
 FORMED = ("attn_scores", "pattern")  # [query, key], which a streamed pass does not form
 
 
@@ -42,7 +43,7 @@ class LayerCapture:
         resid: the residual stream entering the layer; None unless needed.
         inputs: what enters W_Q and W_K: the residual stream after the attention's norm; None unless needed.
         sinks: logits of the heads that join each row's softmax and carry no value; None of a layer without, and where
-            no pattern tells them.
+            its module does not hold them.
         projections: how q and k are made from `inputs`, for all heads of the layer, proved; None unless `inputs` are
             needed.
     """
@@ -185,14 +186,14 @@ class LayerCapture:
         """Return the attention that these scores give in this layer: their softmax, which its sinks join.
 
         Raises:
-            UnsupportedModelError: sinks of the layer's own that are not known, as where a cache has no pattern.
+            UnsupportedModelError: sinks that the layer's module does not hold.
         """
         if not self.geometry.sinks:
             return scores.softmax(-1)
         if self.sinks is None:
             raise UnsupportedModelError(
-                f"layer {self.layer}: sinks of its own join the softmax, and no pattern tells their logits; add "
-                "hook_pattern to the cache"
+                f"layer {self.layer}: something of its own joins the softmax, and its logits are not known, so that no "
+                "attention can be made of scores"
             )
         sinks = self.sinks.to(scores)[:, None, None].expand(-1, scores.shape[1], 1)
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]

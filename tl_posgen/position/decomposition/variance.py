@@ -48,7 +48,7 @@ SIZES = ("scores", *PARTS)
 _AT_ONCE = 2**20  # scores in memory
 _FEWEST_PROMPTS = 8  # for shares by place
 _WHOSE_PLACE = "what takes the place of the query, the key, both or none; not bounded by 0; they sum to `share`"
-_NO_SINKS = "by the scores; NaN where sinks of its own join a layer's softmax and no pattern tells them"
+_NO_SINKS = "by the scores; NaN where what joins a layer's softmax is not known"
 _NO_TURN = "nothing rotates, so"
 
 
@@ -313,12 +313,16 @@ def first_token_attention(layer: LayerCapture) -> Float[Tensor, " head"]:
     if n < 2 or (layer.geometry.sinks and layer.sinks is None):
         return torch.full((len(layer.heads),), torch.nan)
     for start, stop in row_ranges(n, len(layer.heads) * n, elements_at_once(layer.device, _AT_ONCE)):
-        scores = layer.score_rows(start, stop)
-        normaliser = scores.logsumexp(-1)
-        if layer.sinks is not None:
-            normaliser = normaliser.logaddexp(layer.sinks.to(scores)[:, None])
-        shares.append((scores[..., 0] - normaliser).exp())
+        shares.append(_first_share(layer.score_rows(start, stop), layer.sinks))
     return double(torch.cat(shares, -1)[:, 1:]).mean(-1)
+
+
+def _first_share(scores: Float[Tensor, "head row key"], sinks: Tensor | None) -> Float[Tensor, "head row"]:
+    """Return the share of the first key in the softmax of each row, which sinks join."""
+    normalisers = scores.logsumexp(-1)
+    if sinks is not None:
+        normalisers = normalisers.logaddexp(sinks.to(scores)[:, None])
+    return (scores[..., 0] - normalisers).exp()
 
 
 def shares_of(

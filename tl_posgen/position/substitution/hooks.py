@@ -334,7 +334,7 @@ def _check_keys(keys: Any) -> None:
 
 def own_profile(capture: LayerCapture) -> DistanceDistribution:
     """p_h(d) = share of head h's attention on the same prompt that goes d tokens back: for `by_split`."""
-    return attention_profile(capture.scores().softmax(-1))
+    return attention_profile(capture.attention(capture.scores()))
 
 
 def query_profile(capture: LayerCapture) -> DistanceDistribution:
