@@ -113,7 +113,7 @@ class Interventions(Measure):
 
     @property
     def has_predictions(self) -> bool:
-        """Whether it has the variables of `PREDICTIONS`, each prompt's beside one pass of the unchanged model."""
+        """Tell whether it has the variables of `PREDICTIONS`, each prompt's beside one pass of the unchanged model."""
         return PREDICTIONS.keys() <= self.variables.keys()
 
     def usual(self) -> Mapping[str, Any]:
@@ -145,19 +145,25 @@ class Interventions(Measure):
 
     def _check_hooks_of(self, run: Run, conditions: Mapping[str, Any]) -> None:
         """Refuse conditions that are no hooks of this model, or in layers that were not chosen."""
+        of_conditions = {name: self.hooks_of(run, condition) for name, condition in conditions.items()}
+        may_be_none = self.has_predictions
+        to_check = {name: hooks for name, hooks in of_conditions.items() if hooks is not None or not may_be_none}
+        try:
+            check_hooks(run.session, [hook for hooks in to_check.values() for hook in hooks])  # in one pass for all
+        except (InputError, TypeError):
+            is_fine = False
+        else:
+            is_fine = all(to_check.values())
         is_chosen = any(choice is not None for choice in run.where.values()) and not self.edits_all_layers
-        chosen = run.heads if is_chosen else {}
-        for name, condition in conditions.items():
-            hooks = self.hooks_of(run, condition)
-            if hooks is None and self.has_predictions:
-                continue
+        for name, hooks in to_check.items():
             try:
-                if not check_hooks(run.session, hooks or ()):
+                if not is_fine and not check_hooks(run.session, hooks or ()):
                     raise InputError("it has no hooks")
             except InputError as error:
-                raise InputError(f"{self.name}, condition {name!r}: {error}") from error
+                remedy = "" if isinstance(hooks, list | tuple) else "; a measure that makes hooks of it has `hooks_of`"
+                raise InputError(f"{self.name}, condition {name!r}: {error}{remedy}") from error
             places = [re.match(r"blocks\.(\d+)\.", place) for place, _ in hooks or () if isinstance(place, str)]
-            beyond = [layer for layer in (int(place[1]) for place in places if place) if layer not in chosen]
+            beyond = [layer for layer in (int(place[1]) for place in places if place) if layer not in run.heads]
             if is_chosen and beyond:
                 raise InputError(
                     f"{self.name}, condition {name!r}: a hook in layer {beyond[0]}, which was not chosen; give "

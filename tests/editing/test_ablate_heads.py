@@ -1,5 +1,6 @@
 """Ablated heads: outputs at zero, at the mean over a reference, or from drawn prompts, on both kinds of model."""
 
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from tl_posgen.editing.ablate_heads import ablate_heads
 from tl_posgen.editing.draws import generator_at
 from tl_posgen.errors import InputError
+from tl_posgen.interventions import Interventions
 
 TOKENS = torch.randint(2, 60, (2, 10), generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randint(2, 60, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -37,15 +39,30 @@ def test_zero_mean_and_drawn_outputs_stand_in_for_those_of_chosen_heads_alone(mo
         assert min(float((row - one[:10, 1]).abs().max()) for one in reference) < 1e-5
 
 
-def test_draws_are_of_prompts_and_not_of_how_many_run_at_once(model):
+def test_a_prompt_draws_the_same_in_every_pass_and_prompts_differ(model):
     tokens = torch.randint(2, 60, (6, 10), generator=torch.Generator().manual_seed(3))
-    drawn, one_by_one = (
-        ablate_heads(model, ["0.1", "1.1"], "resample", reference=REFERENCE, length=12, seed=1) for _ in range(2)
-    )
-    together = outputs(model, tokens, 0, drawn)[:, 0, 1]
-    apart = torch.cat([outputs(model, row[None], 0, one_by_one)[:, 0, 1] for row in tokens])
+    hooks = ablate_heads(model, ["0.1", "1.1"], "resample", reference=REFERENCE, length=12, seed=1)
+    together = outputs(model, tokens, 0, hooks)[:, 0, 1]
+    model.run_with_hooks(tokens[:2], fwd_hooks=hooks, stop_at_layer=1)  # a pass that ends early
+    apart = torch.cat([outputs(model, row[None], 0, hooks)[:, 0, 1] for row in tokens.flip(0)]).flip(0)
     torch.testing.assert_close(apart, together)
     assert len(together.unique(dim=0)) > 1
+    other_seed = ablate_heads(model, ["0.1", "1.1"], "resample", reference=REFERENCE, length=12, seed=2)
+    assert not torch.allclose(outputs(model, tokens, 0, other_seed)[:, 0, 1], together)
+
+
+def test_heads_that_are_resampled_in_the_unchanged_model_cost_nothing(mini, alice):
+    hooks = ablate_heads(mini, "1.1", "resample", length=32)
+    result = Nothing()(mini, alice, length=32, n_prompts=4, fwd_hooks=hooks, null_seeds=(), progress=False)
+    assert result.measure.rises(result.numbers)["nothing"].value == pytest.approx(0, abs=1e-6)
+
+
+@dataclass(frozen=True)
+class Nothing(Interventions):
+    """rise = L - L, of a condition that changes nothing."""
+
+    def conditions(self, run):
+        return {"nothing": [("blocks.2.attn.hook_z", lambda z, hook: z)]}
 
 
 def test_the_mean_is_over_all_prompts_of_more_than_one_batch(model):

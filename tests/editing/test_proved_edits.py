@@ -1,5 +1,7 @@
 """Hooks that replace scores prove the model's own as they are used, not only as they are made."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from tl_posgen.editing import layer_edit as module
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError
+from tl_posgen.extension.held_planes import hold_planes
 from tl_posgen.frequencies import PlaneCost
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.models.session import session_of
@@ -120,6 +123,35 @@ def test_positions_that_the_model_is_given_are_refused_in_any_pass(family_direct
             model(TOKENS, position_ids=far)
         torch.testing.assert_close(model(TOKENS, position_ids=plain), before)
         torch.testing.assert_close(model(TOKENS, position_ids=plain + 7), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("gapped", [[*range(10), *range(50, 70)], [*range(20), *range(10)]], ids=["gap", "packed"])
+def test_positions_are_refused_within_windows_too(family_directory, gapped):
+    model = load_model(family_directory("mistral"), "bridge")
+    assert session_of(model).layer(0).geometry.window == 6
+    for streamed in (False, True):
+        hooks = hold_planes(model, "all", at=5) if streamed else replace_scores(model, zeros)
+        with tl_posgen.streaming(model) if streamed else nullcontext(), model.hooks(fwd_hooks=hooks):
+            model(TOKENS)
+            with pytest.raises(InputError, match="positions by tl_posgen"):
+                model(TOKENS, position_ids=torch.tensor(gapped).expand(2, -1))
+
+
+def test_what_another_function_does_between_two_edits_or_to_queries_behind_is_not_lost(model):
+    doubled = [(IS_SCORES, lambda scores, hook: scores * 2)]
+    with pytest.raises(InputError, match="another function is hooked on the scores before"):
+        model.run_with_hooks(
+            TOKENS, fwd_hooks=[*replace_scores(model, all_keys), *doubled, *replace_scores(model, zeros)]
+        )
+
+    def patched(q, hook):
+        q = q.clone()
+        q[:, 5] = 0
+        return q
+
+    with pytest.raises(InputError, match="give hooks that change q or k before them"):
+        model.run_with_hooks(TOKENS, fwd_hooks=[*replace_scores(model, zeros), ("blocks.0.attn.hook_q", patched)])
+    model.run_with_hooks(TOKENS, fwd_hooks=[("blocks.0.attn.hook_q", patched), *replace_scores(model, zeros)])
 
 
 def test_a_measure_under_a_hook_on_scores_does_not_replace_what_it_edits(model):

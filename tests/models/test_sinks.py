@@ -1,11 +1,12 @@
 """Sinks that join a layer's softmax (GPT-OSS): their logits, and attention that is made anew of scores."""
 
+import numpy as np
 import pytest
 import torch
 from families import GROUPED, save_config, with_sizes
 
 import tl_posgen
-from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loading.load import load_model
 from tl_posgen.slash.dominance import statistics_from_qk, statistics_of
 
@@ -14,9 +15,14 @@ QUIET = {"null_seeds": (), "progress": False}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def directory(tmp_path_factory):
     config = with_sizes("GptOssConfig", GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1)()
-    model = load_model(save_config(config, tmp_path_factory.mktemp("gptoss")), backend="bridge")
+    return save_config(config, tmp_path_factory.mktemp("gptoss"))
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    model = load_model(directory, backend="bridge")
     with torch.no_grad():
         for number, layer in enumerate(model.original_model.model.layers):
             layer.self_attn.sinks.copy_(torch.tensor([-2.0, 0.0, 1.0, 3.0]) + number)
@@ -67,10 +73,31 @@ def test_explanations_examples_and_the_first_tokens_attention_are_the_models(mod
     torch.testing.assert_close(found, first, rtol=1e-4, atol=1e-6)
 
 
-def test_the_first_tokens_attention_does_not_depend_on_what_is_measured_beside(model):
-    hooks = [(lambda name: name.endswith("hook_pattern"), lambda pattern, hook: pattern * (pattern < 0.3))]
-    alone, beside = (
+def test_the_first_tokens_attention_is_that_of_the_scores_whatever_is_measured_beside_or_done_to_patterns(model):
+    hooks = [("blocks.0.attn.hook_pattern", lambda pattern, hook: pattern * (pattern < 0.3))]
+    plain, alone, beside = (
         tl_posgen.analyze(model, TOKENS, measures=measures, fwd_hooks=hooks, **QUIET)["variance"].trained["first_token"]
-        for measures in (["variance"], ["variance", "slash"])
+        for measures, hooks in ((["variance"], []), (["variance"], hooks), (["variance", "slash"], hooks))
     )
     assert alone.equals(beside)
+    np.testing.assert_allclose(alone.sel(layer=0), plain.sel(layer=0), rtol=1e-5)
+
+
+def test_a_padded_batch_chosen_heads_and_bfloat16_have_the_same_logits(model):
+    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), TOKENS[:1, 4:]], 1)
+    captures = []
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[1, :4] = 0
+    with capturing(model, captures.append, heads=["L0H3", "L0H1"]):
+        model(torch.cat([TOKENS[:1], padded]), attention_mask=mask)
+    assert [capture.length for capture in captures] == [30, 26]
+    for capture in captures:
+        assert capture.sinks.tolist() == [{1: 0.0, 3: 3.0}[head] for head in capture.heads]
+
+
+def test_in_bfloat16_they_are_the_parameters_too(directory):
+    model, captures = load_model(directory, "bridge", torch.bfloat16), []
+    held = [layer.self_attn.sinks.detach() for layer in model.original_model.model.layers]
+    run_capture(model, TOKENS[:1], captures.append)
+    for capture, sinks in zip(captures, held, strict=True):
+        assert torch.equal(capture.sinks, sinks)

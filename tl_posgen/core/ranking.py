@@ -28,7 +28,7 @@ def ranked_heads(
         there = "; ".join(map(str, data[by][more[0]].values[:MOST_LABELS]))
         raise InputError(f"by={by!r} has a value for each {more[0]}: give {more[0]}=, one of {there}")
     beside = measure.variables[by].shown_with if by in measure.variables else ""
-    columns = {title: by} | ({beside: beside} if beside in data else {})
+    columns = {title: by} | ({beside: beside} if beside in data and set(HEAD) <= set(data[beside].dims) else {})
     frame = pd.DataFrame(
         {column: numbers.array(name, **labels).transpose(*HEAD).to_series() for column, name in columns.items()}
     )

@@ -67,6 +67,8 @@ def hold_planes(
         >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
         (True, False)
     """
+    if isinstance(planes, Sequence) and planes and all(isinstance(plane, bool) for plane in planes):
+        planes = torch.tensor(planes)
     if not callable(planes) and not isinstance(planes, Tensor):
         require("planes", planes, Sequence[int] | Literal["all", "partial"])
         planes = planes if isinstance(planes, str) else [*map(int, planes)]

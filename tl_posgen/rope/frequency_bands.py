@@ -1,6 +1,7 @@
 """Frequency bands of RoPE: high, medium and low, by thirds of the planes or by wavelength, or chosen planes."""
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 
 import torch
 from jaxtyping import Bool
@@ -18,7 +19,7 @@ def planes_of(rope: Rope, choice: PlaneChoice, name: str = "") -> Bool[Tensor, "
     """Return chosen planes as a mask over the planes of one layer.
 
     Args:
-        choice: a mask, a list of plane numbers, or a function from a Rope to one of these.
+        choice: a mask, a list of plane numbers, or a function from a Rope to one of these, which may choose none.
         name: the choice's name in messages.
 
     Raises:
@@ -30,14 +31,17 @@ def planes_of(rope: Rope, choice: PlaneChoice, name: str = "") -> Bool[Tensor, "
         ([True, False, True], [False, True, True])
     """
     chosen, n, of = choice(rope) if callable(choice) else choice, len(rope.inv_freq), f"{name}: " if name else ""
-    if isinstance(chosen, Sequence) and chosen and all(type(plane) is bool for plane in chosen):
+    if isinstance(chosen, Sequence) and chosen and all(isinstance(plane, bool) for plane in chosen):
         chosen = torch.tensor(chosen)
-    if isinstance(chosen, Sequence) and all(type(plane) is int for plane in chosen):
-        if not chosen:
+    if isinstance(chosen, Sequence) and all(
+        isinstance(plane, Integral) and not isinstance(plane, bool) for plane in chosen
+    ):
+        chosen = [int(plane) for plane in chosen]
+        if not chosen and not callable(choice):
             raise InputError(f"{of}no planes chosen; choose from planes 0 to {n - 1}")
         if wrong := [plane for plane in chosen if not 0 <= plane < n]:
             raise InputError(f"{of}plane {wrong[0]} does not exist; there are planes 0 to {n - 1}")
-        return torch.isin(torch.arange(n), torch.tensor(chosen))
+        return torch.isin(torch.arange(n), torch.tensor(chosen, dtype=torch.long))
     if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool:
         described = f"a tensor of {chosen.dtype}" if isinstance(chosen, Tensor) else repr(chosen)
         raise InputError(

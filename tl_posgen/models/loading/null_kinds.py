@@ -50,7 +50,7 @@ class NullKind:
 
     @property
     def argument(self) -> str:
-        """Its seeds as `analyze` takes them, up to the equals sign."""
+        """Return the argument of `analyze` that its seeds are given by."""
         return f"null_seeds[{self.name!r}]" if self.usual == "none" else self.seeds
 
     def label(self, seed: int) -> str:
