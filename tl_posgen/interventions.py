@@ -149,7 +149,7 @@ class Interventions(Measure):
         may_be_none = self.has_predictions
         to_check = {name: hooks for name, hooks in of_conditions.items() if hooks is not None or not may_be_none}
         try:
-            check_hooks(run.session, [hook for hooks in to_check.values() for hook in hooks])  # in one pass for all
+            check_hooks(run.session, [hook for hooks in to_check.values() for hook in hooks or ()])  # in one pass
         except (InputError, TypeError):
             is_fine = False
         else:

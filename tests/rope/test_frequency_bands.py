@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,19 +43,18 @@ ROPE = Rope(torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))
     ("choice", "expected"),
     [
         ([0, 2], [True, False, True]),
-        ([np.int64(1)], [False, True, False]),
         ([True, False, False], [True, False, False]),
         (torch.tensor([False, False, True]), [False, False, True]),
         (lambda rope: rope.inv_freq < 0.5, [False, True, True]),
         (lambda rope: [], [False, False, False]),
     ],
-    ids=["numbers", "numpy", "booleans", "mask", "function", "function of none"],
+    ids=["numbers", "booleans", "mask", "function", "function of none"],
 )
 def test_planes_are_chosen_in_every_way_and_a_function_may_choose_none(choice, expected):
     assert planes_of(ROPE, choice).tolist() == expected
 
 
-@pytest.mark.parametrize("choice", [[], [3], [-1], [0.5], [True], "all", lambda rope: None])
+@pytest.mark.parametrize("choice", [[], [3], [-1], [True], lambda rope: torch.ones(2, dtype=torch.bool)])
 def test_no_planes_and_others_than_there_are_are_refused(choice):
-    with pytest.raises(InputError, match="^band: "):
+    with pytest.raises(InputError, match="band: "):
         planes_of(ROPE, choice, "band")

@@ -71,7 +71,8 @@ def hold_planes(
         planes = torch.tensor(planes)
     if not callable(planes) and not isinstance(planes, Tensor):
         require("planes", planes, Sequence[int] | Literal["all", "partial"])
-        planes = planes if isinstance(planes, str) else [*map(int, planes)]
+        if not isinstance(planes, str):
+            planes = [*map(int, planes)]
     require("context", context, Count | None)
     require("at", at, NonNegative | Sequence[NonNegative] | Literal["quarter turn", "half turn"])
     session = session_of(model)
