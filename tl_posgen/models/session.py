@@ -332,9 +332,8 @@ class Session:
     def sinks(self, layer: int) -> Tensor | None:
         """Return the logits that join the softmax of each head of a layer and carry no value (GPT-OSS); None where it
         holds none."""
-        attention = self.attention(layer)
-        sinks = getattr(getattr(attention, "original_component", attention), "sinks", None)
-        return sinks.detach() if isinstance(sinks, Tensor) else None
+        sinks = self.backend.sinks(layer)
+        return None if sinks is None else sinks.detach()
 
     @property
     def embedding(self) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.models.conversion.convert import PARAMETERS, build, weights_in
@@ -119,6 +119,10 @@ class Backend(ABC):
     def ending_behind(self, layer: int | None) -> AbstractContextManager[None]:
         """While the block runs, `stop_at_layer=layer` ends passes there behind the last block too, without the head."""
         return nullcontext()
+
+    @abstractmethod
+    def sinks(self, layer: int) -> Float[Tensor, " head"] | None:
+        """Return the logits that join the softmax of each head of a layer, where its module holds some."""
 
     @abstractmethod
     def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:

@@ -78,6 +78,10 @@ class Bridge(Backend):
     def _hf_attention(self, layer: int) -> Any:
         return self.model.blocks[layer].attn.original_component
 
+    def sinks(self, layer: int) -> Tensor | None:
+        sinks = getattr(self._hf_attention(layer), "sinks", None)
+        return sinks if isinstance(sinks, Tensor) else None
+
     def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
         hf_attn = self._hf_attention(layer)
         d_head = int(getattr(hf_attn, "head_dim", None) or self.model.cfg.d_head)

@@ -57,6 +57,10 @@ class Hooked(Backend):
         left = tokenizer is not None and tokenizer.padding_side == "left"
         return {"attention_mask": torch.ones_like(tokens)} if left else {}
 
+    def sinks(self, layer: int) -> Tensor | None:
+        attn = self.model.blocks[layer].attn
+        return attn.sinks if attn.cfg.use_attention_sinks else None
+
     def reader(self, layer: int, *, normed: bool = False, norms: bool = False) -> Read:
         # hook_q and hook_k fire before qk-norm always
         attn, d_head, clip = self.model.blocks[layer].attn, self.model.cfg.d_head, self.model.cfg.clip_qkv
