@@ -59,7 +59,7 @@ OF_ONE_PASS = ("position 1", "position 1b", "position 4")
 OF_ONE_PASS += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 REAL_CLAIMS = dict.fromkeys(REAL, ("position", "slash", "coupling")) | {QWEN: OF_FEW_PASSES, LARGE: OF_ONE_PASS}
 SINGLE_CLAIMS = (
-    *((QWEN, (claim,)) for claim in ("slash 2", "slash 4", "position 5", "coupling 5")),
+    *((QWEN, (claim,)) for claim in ("slash 2", "slash 4", "position 5", "position 5b", "coupling 5")),
     (LARGE, ("position 2", "position 2b")),
 )
 DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
