@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import query_ranges
 from tl_posgen.errors import UnsupportedModelError
+from tl_posgen.models.layers.fused import masked_softmax
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.layers.projections import Projections
 from tl_posgen.rope.rotation import rotate_by, turns_at
@@ -195,8 +196,7 @@ class LayerCapture:
                 f"layer {self.layer}: something of its own joins the softmax, and its logits are not known, so that no "
                 "attention can be made of scores"
             )
-        sinks = self.sinks.to(scores)[:, None, None].expand(-1, scores.shape[1], 1)
-        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        return masked_softmax(scores, None, self.sinks)
 
     def query_blocks(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of blocks of queries for `pattern_rows`, `attn_score_rows` and `score_rows`, so that no
