@@ -74,7 +74,7 @@ def watch(stopwatch: Stopwatch) -> None:
         setattr(owner, name, stopwatch.timed(part, getattr(owner, name)))
     for measure in MEASURES:
         kind: Any = registry.find(measure)
-        for method in ("of_layer", "of_layers", "finish"):
+        for method in ("of_layer", "of_layers", "of_sums"):
             setattr(kind, method, stopwatch.timed(measure, getattr(kind, method)))
 
 

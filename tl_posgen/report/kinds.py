@@ -21,6 +21,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD
+from tl_posgen.core.number import mean_of_nulls
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
@@ -65,12 +66,12 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
                 variable(numbers) if callable(variable) else numbers.array(variable, **{along: None} | dict(*labels))
             )
             bounds = None if callable(variable) else numbers.bounds_of(variable)
+            at_places = numbers.along(array, along, bounds)
             nulls = {
-                kind: [number.value for number in null.along(array, along).values()]
-                for kind, null in numbers.by_null.items()
+                kind: [mean_of_nulls(number.by_null.get(kind, ())).value for number in at_places.values()]
+                for kind in numbers.labels_by_null
             }
             defined = {kind: values for kind, values in nulls.items() if np.isfinite(values).any()}
-            at_places = numbers.along(array, along, bounds)
             ends = [[getattr(number, end) for number in at_places.values()] for end in ENDS]
             yield _Drawn(panel, [*at_places], name, colours[name], symbols[name], np.array(ends), defined)
 
