@@ -27,7 +27,7 @@ from tl_posgen.stats.intervals import difference_interval
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first numbers
 # of two reports of one model, the first in which they differ
-_TOLD_APART = ("revision", "text", "length", "prompts", "dtype")
+_TOLD_APART = ("revision", "text", "length", "prompts", "dtype", "first")
 _OF_TEXT = ("text", "prompts", "length", "first_token")  # told of both where they agree
 _COLUMNS = ("number", "difference", "interval from", "to")  # of the table, before those of the sides
 ROUNDING = 0.0005  # a smaller change is said as 0.000
@@ -91,10 +91,12 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         name: dataset for name, dataset in compared.items() if all(array.size for array in dataset.data_vars.values())
     }
     if not compared:
+        unknown = [name for report in reports for name in report if report[name].measure.source == "unknown"]
         raise InputError(
             f"no per-head number is in both reports: the first has {', '.join(first)}, the second {', '.join(second)}; "
             "measure heads in both as well, such as measures=['variance', 'loss']: the loss is then compared too"
             + (f"; left out, as measured with other options: {left_out}" if left_out else "")
+            + (f"; import the class of {unknown[0]} before it is loaded" if unknown else "")
         )
     numbers: Any = xr.Variable("number", np.array(list(compared)))
     data: Any = xr.concat(list(compared.values()), numbers, data_vars="all", join="outer")
@@ -114,6 +116,8 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         attrs["cuts"] = " and ".join(f"{counted(n, 'prompt')} of {length} tokens" for n, length in cuts)
     if left_out:
         attrs["apart"] = left_out
+    if one_shape and cuts[0] == cuts[1] and (options := _options_apart(first, second)):
+        attrs["options"] = options
     if one_shape:  # of numbers of fewer layers too
         data["one_sided"] = data["one_sided"].fillna(0).astype(bool)
     else:
@@ -126,6 +130,18 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     provenance |= {"metric": metrics[0]} if "metric" in first.provenance else {}
     provenance |= {"first": first.provenance, "second": second.provenance}
     return Report({"comparison": Result(Comparison(), data, provenance)}, provenance)
+
+
+def _options_apart(first: Report, second: Report) -> str:
+    """Return "three_axis ridge 0.0 and 5.0; slash kappa 0.1 and 0.3": the options in which measures of both differ."""
+    shared = [name for name in first if name in second]
+    options = {name: (first[name].measure.options(), second[name].measure.options()) for name in shared}
+    return "; ".join(
+        f"{name} {option} {value} and {after.get(option)}"
+        for name, (before, after) in options.items()
+        for option, value in before.items()
+        if after.get(option) != value
+    )
 
 
 def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:
@@ -286,7 +302,10 @@ class Comparison(Measure):
         names = f"From {numbers.attrs['first']} to {numbers.attrs['second']}"
         cuts = numbers.attrs.get("cuts")
         moved = f"The reports are of {cuts}: by that alone numbers differ, those of null models too."
-        return [f"{names}, {heads}{kind}: {lines[0]}", *([moved] if cuts else []), *lines[1:]]
+        moved = [moved] if cuts else []
+        if options := numbers.attrs.get("options"):
+            moved.append(f"The reports were measured with other options, by which alone numbers differ: {options}.")
+        return [f"{names}, {heads}{kind}: {lines[0]}", *moved, *lines[1:]]
 
     def _sentence(self, numbers: Numbers, number: str) -> str:
         """Return the change of one number."""

@@ -12,9 +12,10 @@ from written import write_measure
 import tl_posgen
 from tl_posgen.core.null_models import NullModels
 from tl_posgen.core.store import Parts, code_of
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, OutputError
 from tl_posgen.loss import Loss
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.position import Variance
 
 TOKENS = torch.arange(5, 45).reshape(2, 20)
 RUN = {"measures": "loss", "null_seeds": (), "progress": False}
@@ -96,20 +97,45 @@ def test_an_adapter_that_is_switched_off_is_another_model(model, tmp_path):
     assert losses[0] != losses[1]
 
 
-def test_hooks_that_are_on_the_model_are_named_and_compared(model):
+def test_no_result_under_functions_is_taken_for_that_of_others(model):
+    """Names are all that is known of hooks and metrics: one may do what another of its name does not."""
+
     def silent(z, hook):
         return 0 * z
 
-    before = tl_posgen.analyze(model, TOKENS, **RUN)
+    before, hooks = tl_posgen.analyze(model, TOKENS, **RUN), [("blocks.0.attn.hook_z", silent)]
     with model.hooks(fwd_hooks=[(lambda name: name.endswith("attn.hook_z"), silent)]):
         hooked = tl_posgen.analyze(model, TOKENS, **RUN)
-        with pytest.raises(InputError, match="another added_hooks"):
-            tl_posgen.analyze(model, TOKENS, after=before, **RUN)
-        tl_posgen.analyze(model, TOKENS, after=hooked, **RUN)
+        with pytest.raises(InputError, match="nothing tells whether hooks on the model do the same"):
+            tl_posgen.analyze(model, TOKENS, after=hooked, **RUN)
     [name] = hooked.provenance["added_hooks"]
     assert re.fullmatch(r"blocks\.\*\.attn\.hook_z: .*silent", name)
     with pytest.raises(InputError, match="another added_hooks"):
         tl_posgen.analyze(model, TOKENS, after=hooked, **RUN)
+    for more, message in (
+        ({"fwd_hooks": hooks}, "fwd_hooks do"),
+        ({"metric": lambda x, _: x[:, 0, 0]}, "a metric does"),
+    ):
+        with pytest.raises(InputError, match=f"nothing tells whether {message} the same"):
+            tl_posgen.analyze(model, TOKENS, after=before, **RUN, **more)
+
+
+def test_a_report_under_functions_is_replaced_by_force_alone(model, tmp_path):
+    metrics = [lambda logits, _: logits[:, 0, 0], lambda logits, _: 2 * logits[:, 0, 0]]
+    one, other = (tl_posgen.analyze(model, TOKENS, metric=metric, **RUN) for metric in metrics)
+    one.write(tmp_path / "out")
+    with pytest.raises(OutputError, match="force=True"):
+        other.write(tmp_path / "out")
+    other.write(tmp_path / "out", force=True)
+
+
+def test_options_that_were_left_out_and_the_seed_are_compared(model):
+    settings = {**RUN, "measures": ["variance"]}
+    few = tl_posgen.analyze(model, TOKENS, **{**RUN, "measures": [Variance(n_distances=4)]})
+    with pytest.raises(InputError, match=r"'n_distances': 4.*and is asked for with.*'n_distances': None"):
+        tl_posgen.analyze(model, TOKENS, after=few, **settings)
+    with pytest.raises(InputError, match="another seed"):
+        tl_posgen.analyze(model, TOKENS, after=few, seed=1, **{**RUN, "measures": [Variance(n_distances=4)]})
 
 
 def test_what_cannot_read_the_few_tokens_is_not_kept(model, tmp_path):

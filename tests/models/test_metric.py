@@ -12,7 +12,7 @@ from tl_posgen.loss import Loss
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.metric import Metric
 from tl_posgen.models.session import Choices, session_of
-from tl_posgen.position import DummyDistance, Perturbation, Substitution
+from tl_posgen.position import DummyDistance, LengthExtrapolation, Perturbation, Substitution
 from tl_posgen.slash import BandAblation
 
 pytestmark = pytest.mark.longer
@@ -69,7 +69,7 @@ def test_titles_sentences_and_provenance_name_the_metric(small_model):
 
 def likelihood(logits, tokens):
     """The mean log-likelihood of each prompt, of which higher is better."""
-    return -doubled(logits, tokens).mean(-1) / 2
+    return -doubled(logits, tokens) / 2
 
 
 def words_of(result):
@@ -170,11 +170,31 @@ def test_kept_parts_and_results_of_another_metric_are_refused(mini, tmp_path):
     with pytest.raises(InputError, match="what a metric does"):
         tl_posgen.analyze(mini, TEXT, measures="loss", metric=doubled, keep=tmp_path, **CUT)
     known = tl_posgen.analyze(mini, TEXT, measures="loss", **CUT)
-    with pytest.raises(InputError, match="another metric"):
+    with pytest.raises(InputError, match="nothing tells whether a metric does"):
         tl_posgen.analyze(mini, TEXT, measures="loss", after=known, metric=doubled, **CUT)
     other = tl_posgen.analyze(mini, TEXT, measures="loss", metric=doubled, **CUT)
     with pytest.raises(InputError, match="judge by the loss and by doubled"):
         tl_posgen.compare(known, other)
+
+
+def test_where_parts_of_a_prompt_are_compared_a_value_a_prompt_is_refused(mini):
+    """One value for all tokens would say that nothing changes beyond the context, or across a gap."""
+    metric = tl_posgen.logit_difference(mini, " and", " the", at=10)
+    for measure, cut in ((LengthExtrapolation(inside=32, times=2), {}), (Gap(), {"length": 64})):
+        with pytest.raises(InputError, match="one value for a whole prompt"):
+            measure(mini, TEXT * 20, metric=metric, n_prompts=2, null_seeds=(), progress=False, **cut)
+
+
+def test_a_metric_of_text_behind_a_gap_sees_the_whole_prompt(mini):
+    """Its values are those at the same tokens of a whole pass, and not of logits that were cut before."""
+    cut = {"length": 64, "n_prompts": 2, "null_seeds": (), "progress": False}
+
+    def place(logits, tokens):
+        return torch.arange(tokens.shape[1] - 1.0).expand(len(tokens), -1)
+
+    found = Gap(gaps=(0,), rules=(), skip=8)(mini, TEXT * 20, metric=place, **cut)
+    text = found.trained["loss"].sel(task="text", gap=0, condition="unchanged")
+    assert text.values.tolist() == [sum(range(40, 63)) / 23] * 2  # targets behind the half and 8 tokens more
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -24,7 +24,14 @@ from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.run import Run
-from tl_posgen.core.store import Parts, check_after, configuration_of, content, require_same
+from tl_posgen.core.store import (
+    Parts,
+    check_after,
+    configuration_of,
+    content,
+    require_options,
+    require_same,
+)
 from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_session
@@ -135,7 +142,7 @@ def analyze(
     if prompts is None:
         raise InputError("analyze: give the text to measure on behind the model, such as tl_posgen.bundled_text()")
     seed, requested, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
-    finished = check_after(after, requested)
+    finished = check_after(after)
     if not isinstance(null_seeds, NullModels):
         seeds_by_kind(null_seeds, shuffled_seeds)
     require("nulls", nulls, bool)
@@ -155,9 +162,12 @@ def analyze(
     hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
     there_before = {"added_hooks": named} if (named := added_hooks(session)) else {}
     keeping = Parts.kept_in(keep)
-    if keep is not None and (hooked or metric is not None):
-        what = "fwd_hooks do" if hooked else "a metric does"
-        raise InputError(f"keep: another run cannot know what {what}; give one of them")
+    of_functions = ["fwd_hooks do"] * bool(hooked) + ["a metric does"] * (metric is not None)
+    if keep is not None and of_functions:
+        raise InputError(f"keep: another run cannot know what {of_functions[0]}; give one of them")
+    of_functions += ["hooks on the model do"] * bool(there_before)
+    if finished and of_functions:
+        raise InputError(f"after: nothing tells whether {of_functions[0]} the same as then; leave one of them out")
     matrices = max((measure.matrices for measure in to_measure), default=0)
     one_by_one = bool(fwd_hooks or there_before)
     choices = Choices(streaming, matrices, metric, one_by_one, None if first is None else first_id(session, first))
@@ -190,6 +200,8 @@ def analyze(
         of_rows = {key: provenance_of(session, tokens, null_models.seeds, seed) for key, tokens in lists.items()}
         for name, result in finished.items():
             require_same(name, result, of_rows[id(rows[name])] | details)
+            for measure in (measure for measure in requested if measure.name == name):
+                require_options(measure.prepare(session, rows[name]), result)
             if lacking := [
                 label for label in null_models if null_models.for_runs(label) and label not in result.numbers.nulls
             ]:

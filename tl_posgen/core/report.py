@@ -27,6 +27,7 @@ from tl_posgen.core.result import Result, shown_as
 from tl_posgen.core.views import view
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
+from tl_posgen.models.provenance import OF_FUNCTIONS
 from tl_posgen.models.selection import Heads
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
@@ -245,7 +246,10 @@ class Report(Mapping[str, Result]):
         return as_path(directory) / "index.html"
 
     def is_in(self, directory: str | os.PathLike) -> bool:
-        """Return whether a directory holds a report of the same measures, model and prompts."""
+        """Return whether a directory holds a report of the same measures, model and prompts; never under hooks or a
+        metric, of which only names are known."""
+        if set(OF_FUNCTIONS) & set(self.provenance):
+            return False
         try:
             attributes = read_attributes(Path(directory, "results.nc"))
             then = [json.loads(attributes[name]) for name in ("order", "provenance")]

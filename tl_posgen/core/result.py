@@ -135,7 +135,7 @@ class Result:
     @property
     def warnings(self) -> list[str]:
         """Warnings about edited scores or patterns, hooks, a missing proof, a random init with the model's weights."""
-        has_loss = any("loss" in variable.label for variable in self.measure.variables.values())
+        has_loss = any("loss" in of.label for name, of in self.measure.variables.items() if name in self.dataset)
         warnings = [*of_dataset(self.dataset.attrs), *of_provenance(self.provenance, has_loss=has_loss)]
         if any(SAME_WEIGHTS in str(null.attrs.get("model", "")) for null in self.nulls):
             warnings.append("the random init has the model's own weights, so the two cannot differ.")

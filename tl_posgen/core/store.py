@@ -231,28 +231,28 @@ def read_datasets(path: Path) -> dict[str, xr.Dataset]:
     return {name.strip("/"): data for name, data in read_netcdf(path).items() if name != "/"}
 
 
-def check_after(after: Any, measures: Sequence[Measure]) -> dict[str, Result]:
-    """Return finished results by name; InputError for anything else, or other options than the measures have."""
+def check_after(after: Any) -> dict[str, Result]:
+    """Return finished results by name; InputError for anything else."""
     results = {} if after is None else after
     if not isinstance(results, Mapping) or not all(
         isinstance(result, Result) and result.name == name for name, result in results.items()
     ):
         raise InputError("after: give a Report, or a mapping of measure name to its Result")
-    for measure in measures:
-        then = results[measure.name].provenance.get("options", {}) if measure.name in results else {}
-        now = measure.options() if measure.name in results else {}
-        if any(then.get(name) != value for name, value in now.items() if value is not None):
-            raise InputError(
-                f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out"
-            )
     return dict(results)
+
+
+def require_options(measure: Measure, result: Result) -> None:
+    """Refuse a finished result of other options; both have those that were left out filled in."""
+    then, now = (of.options() for of in (result.measure, measure))
+    if then != now:
+        raise InputError(f"after: {measure.name} was measured with {then}, and is asked for with {now}; leave it out")
 
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
     """Refuse a finished result of another model, of one that computes something else with the same weights, of other
     prompts or of other random inits."""
     of_model = ("backend", "dtype", "weights", "added_hooks", "logits")
-    for key in (*of_model, "tokens_sha256", "null_seeds", "heads", "fwd_hooks", "metric"):
+    for key in (*of_model, "tokens_sha256", "null_seeds", "heads", "seed", "first", "fwd_hooks", "metric"):
         then, now = (record.get(key, "all" if key == "heads" else "none") for record in (result.provenance, provenance))
         if key == "logits" and (then != now or now is None):
             seen = f"the same weights gave other logits for the same few tokens ({then}, now {now})"

@@ -301,11 +301,14 @@ def _harm_in_words(row: Mapping[str, Any], last: int) -> str:
 def next_tokens(
     session: Session, tokens: Int[Tensor, "row pos"], first: int, hooks: Any = ()
 ) -> tuple[Float[Tensor, "row target"], Bool[Tensor, "row target"]]:
-    """Return the loss of the tokens behind position `first`, and whether each of them has the largest logit."""
+    """Return the loss of the tokens behind position `first`, and whether each of them has the largest logit. A metric
+    in the place of the loss is given the whole prompt."""
+    start = 0 if session.choices.metric is not None else first  # of the logits that are needed
 
     def of_logits(logits: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        is_first = logits[:, :-1].argmax(-1).cpu() == batch[:, first + 1 :].cpu()
-        return losses_of_logits(session, logits, batch[:, first:]).cpu(), is_first
+        is_first = logits[:, first - start : -1].argmax(-1).cpu() == batch[:, first + 1 :].cpu()
+        losses = losses_of_logits(session, logits, batch[:, start:], per_token=True)
+        return losses[:, first - start :].cpu(), is_first
 
-    losses, is_first = zip(*run_prompts(session, tokens, of_logits, hooks, first), strict=True)
+    losses, is_first = zip(*run_prompts(session, tokens, of_logits, hooks, start), strict=True)
     return torch.cat(losses), torch.cat(is_first)

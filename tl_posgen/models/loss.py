@@ -85,15 +85,18 @@ def losses_of_logits(
     logits: Float[Tensor, "prompt pos vocabulary"],
     tokens: Int[Tensor, "prompt pos"],
     normalisers: Float[Tensor, "prompt pos"] | None = None,
+    *,
+    per_token: bool = False,
 ) -> Float[Tensor, "prompt target"]:
     """-ln softmax(logits_t)[token_{t+1}], the cross-entropy of each next token; or the values of the metric that was
     chosen in its place. In float64.
 
     Args:
         normalisers: those of the logits, where they are known.
+        per_token: refuse a metric of one value a prompt.
     """
     if (metric := session.choices.metric) is not None:
-        return metric.values(logits, tokens)
+        return metric.values(logits, tokens, per_token=per_token)
     logits = logits[:, :-1]
     of_all = normalisers_of(logits) if normalisers is None else normalisers[:, :-1]
     return of_all - double(logits.gather(-1, tokens[:, 1:, None].to(logits.device)))[..., 0]

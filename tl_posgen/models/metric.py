@@ -46,9 +46,16 @@ class Metric:
         return self.value(logits, tokens)
 
     def values(
-        self, logits: Float[Tensor, "prompt pos vocabulary"], tokens: Int[Tensor, "prompt pos"]
+        self,
+        logits: Float[Tensor, "prompt pos vocabulary"],
+        tokens: Int[Tensor, "prompt pos"],
+        *,
+        per_token: bool = False,
     ) -> Float[Tensor, "prompt target"]:
         """Return the values in float64, that of a whole prompt at each of its targets.
+
+        Args:
+            per_token: refuse one value for a whole prompt, where parts of a prompt are told apart.
 
         Raises:
             InputError: values of another shape, not finite, or complex.
@@ -59,6 +66,11 @@ class Metric:
             raise InputError(
                 f"metric {self.name!r}: gives {shape} for {n} prompts of {length} tokens; give [{n}] or "
                 f"[{n}, {length - 1}], a value a prompt or a predicted token"
+            )
+        if per_token and values.ndim == 1:
+            raise InputError(
+                f"metric {self.name!r}: gives one value for a whole prompt, and parts of prompts are compared here; "
+                f"give a function of one value a predicted token, [{n}, {length - 1}]"
             )
         if values.is_complex() or not bool(values.isfinite().all()):
             raise InputError(f"metric {self.name!r}: gives values that are not finite, or complex")
@@ -87,7 +99,7 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         >>> report["loss"].findings()[1].split(",")[0]
         "loss: in the place of the loss stands the metric logit of ' and' - ' the'"
     """
-    if not isinstance(at, int):
+    if isinstance(at, bool) or not isinstance(at, Integral):
         raise InputError(f"at = {at!r}: give a whole number, the position of a token")
     tl_model, ids, names = session_of(model).model, list[int](), [right, wrong]
     for token in names:
@@ -116,7 +128,8 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         return pair[:, 0] - pair[:, 1]
 
     plus, minus = (repr(name) if isinstance(name, str) else str(index) for name, index in zip(names, ids, strict=True))
-    return Metric(f"logit of {plus} - {minus}", difference)
+    place = "" if at == -1 else f" at {at}"
+    return Metric(f"logit of {plus} - {minus}{place}", difference)
 
 
 def as_metric(metric: Any) -> Metric | None:

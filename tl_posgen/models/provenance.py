@@ -17,6 +17,7 @@ from tl_posgen.models.same_logits import N_TOKENS, without_hooks
 from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import first_token_in_words, repeated_share
 
+OF_FUNCTIONS = ("fwd_hooks", "added_hooks", "metric")  # entries that hold names, which may be those of others
 SAME_WEIGHTS = ", the model's own weights"  # of a null whose seed also made the model
 
 

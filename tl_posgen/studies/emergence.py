@@ -195,19 +195,21 @@ def emergence(
     last = run.models[-1].load(precise=any(measure.precise for measure in requested))
     session = session_of(last)
     check_numbers(session, length, n_prompts)
-    with session.choosing(replace(session.choices, first=None if first is None else first_id(session, first))):
+    begins_with = None if first is None else first_id(session, first)
+    with session.choosing(replace(session.choices, first=begins_with)):
         tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
     nulls = NullModels(last, null_seeds, None)
     provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
     options = {measure.name: measure.options() for measure in requested}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= text_provenance(prompts, length, n_prompts, consecutive)
+    provenance |= {} if first is None else {"first": begins_with}
     with_loss = requested if "loss" in options else [*requested, "loss"]
 
     def measured(subject: Model | Pretrained) -> xr.Dataset:
         """Return the numbers of every measure of one model under names of their own, and its loss."""
         settings: dict[str, Any] = {"seed": seed, "null_seeds": (), "keep": parts, "progress": False}
-        report = analyze(subject, tokens, measures=with_loss, **settings)
+        report = analyze(subject, tokens, measures=with_loss, first=begins_with, **settings)
         numbers = numbers_of(report[name] for name in report if name in options).sel(init=TRAINED, drop=True)
         return numbers.assign(loss=report["loss"].trained["loss"].drop_vars("init_label", errors="ignore"))
 

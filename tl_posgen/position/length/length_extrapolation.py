@@ -289,7 +289,7 @@ class LengthExtrapolation(Measure):
                     needs = frozenset({"v", "attn_scores", "pattern", "logits"})
                     logits = run_capture(session, tokens, partial(add_layer, number), needs, **where)
                 assert logits is not None
-                losses.append(losses_of_logits(session, logits, tokens)[0].cpu().numpy())
+                losses.append(losses_of_logits(session, logits, tokens, per_token=True)[0].cpu().numpy())
             if condition == "unchanged":  # which comes first
                 halves.update({layer: (moments[layer, 0, 0], moments[layer, 1, 0]) for layer in layers})
                 planes.update(
