@@ -157,6 +157,6 @@ def test_a_quantity_that_a_model_lacks_has_no_correlation(of_many):
 
 
 def test_bad_options_are_refused(score_rows):
-    for wrong, message in (({"nulls": (0, 0)}, "nulls"), ({"widths": (4,)}, "leaves no singular vector")):
+    for wrong, message in (({"nulls": -1}, "nulls=-1"), ({"widths": (4,)}, "leaves no singular vector")):
         with pytest.raises(InputError, match=message):
             coupling_scores(score_rows, TEXT, **OPTIONS | wrong)

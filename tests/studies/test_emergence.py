@@ -235,7 +235,7 @@ def test_bad_input_is_refused(checkpoints, tmp_path, alice):
         (checkpoints, CUT, "no tokenizer"),
         (checkpoints, {"measures": [Coupling(k=129)], **OPTIONS}, r"k \[129\]: choose from 1 to 128"),
         (checkpoints, {"measures": ["nonsense"], **OPTIONS}, "no measure 'nonsense'"),
-        ([MINI], {"nulls": [0], **CUT}, "nulls"),
+        ([MINI], {"nulls": -1, **CUT}, "nulls=-1"),
     ):
         with pytest.raises(InputError, match=message):
             emergence(given, alice, **options)
