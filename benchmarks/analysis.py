@@ -37,7 +37,7 @@ def main() -> None:
     model, text = tl_posgen.load_model(options.model, options.backend), bundled_text()
     cut = {"length": options.length, "n_prompts": 4}
     rows = to_prompts(model, text, **cut)
-    shuffled: dict[str, Any] = {} if options.shuffled else {"shuffled_seeds": ()}
+    nulls: Any = 1 if options.shuffled else {"random init": (0,)}
 
     @torch.no_grad()
     def passes() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
     def analysis() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            tl_posgen.analyze(model, text, progress=False, **cut, **shuffled).write(folder + "/report")
+            tl_posgen.analyze(model, text, progress=False, **cut, nulls=nulls).write(folder + "/report")
 
     n_models, ratios = 3 if options.shuffled else 2, []
     for _ in range(options.rounds):

@@ -79,10 +79,10 @@ def forward(model: Any, tokens: torch.Tensor) -> None:
             model(prompt[None], return_type=None)
 
 
-def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool, inits: tuple[int, ...] = ()) -> None:
+def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool) -> None:
     import tl_posgen
 
-    tl_posgen.analyze(model, tokens, measures=measures, streaming=streaming, null_seeds=inits, progress=False)
+    tl_posgen.analyze(model, tokens, measures=measures, streaming=streaming, nulls=0, progress=False)
 
 
 def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:

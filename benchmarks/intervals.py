@@ -276,7 +276,10 @@ def main() -> None:
         model = load_model(name)
         text = bundled_text() if name == "mini" else read_text(SHARED / "text" / "tinystories.txt")
         tokens = torch.stack(list(to_prompts(model, text, length=LENGTH, n_prompts=options.prompts)))
-        for weights, subject in (("trained", model), ("random init", next(NullModels(model, [0]).models())[1])):
+        for weights, subject in (
+            ("trained", model),
+            ("random init", next(NullModels(model, {"random init": (0,)}).models())[1]),
+        ):
             for row in measure(kinds_of(subject, tokens), options.prompts, options.samples):
                 rows.append({"model": Path(name).name, "weights": weights, **row})
     data = pd.DataFrame(rows)

@@ -1,7 +1,7 @@
 """What a measurement takes of a machine: the peak of a process that measures a model beside its random init, and the
 seconds of each step.
 
-    python benchmarks/memory.py [--sizes 284M 135M] [--backends bridge hooked] [--length 512] [--null-seeds 0]
+    python benchmarks/memory.py [--sizes 284M 135M] [--backends bridge hooked] [--length 512] [--nulls 1]
 
 A Llama with random weights of each size is written in bfloat16 to a temporary directory, and deleted afterwards. One
 process a size and backend loads it by its name, and takes three_axis, variance and mean_key of one prompt, of the model
@@ -61,7 +61,7 @@ def write_model(size: str, directory: Path) -> None:
         shutil.copy(file, directory)
 
 
-def measure(directory: str, backend: str, length: int, null_seeds: list[int], prompts: int) -> None:
+def measure(directory: str, backend: str, length: int, nulls: int, prompts: int) -> None:
     """In a process of its own: peak and seconds as a line of JSON; of several prompts, the usual measures."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
@@ -71,7 +71,7 @@ def measure(directory: str, backend: str, length: int, null_seeds: list[int], pr
 
     tl_posgen.load_model("mini", backend)  # imports what loading needs
     imports, start = peak(), time.process_time()
-    cut = {"length": length, "n_prompts": prompts, "null_seeds": null_seeds, "progress": False}
+    cut = {"length": length, "n_prompts": prompts, "nulls": nulls, "progress": False}
     measures = MEASURES if prompts == 1 else None
     tl_posgen.analyze(Pretrained(directory, backend), bundled_text(), measures=measures, **cut)
     print(json.dumps({"imports": imports, "peak": peak(), "seconds": time.process_time() - start}))
@@ -96,7 +96,7 @@ def time_steps(directory: str, backend: str, length: int) -> None:
         clock.append(time.process_time())
         model(tokens[None])
         clock.append(time.process_time())
-    tl_posgen.analyze(model, tokens[None], measures=MEASURES, null_seeds=(), progress=False)
+    tl_posgen.analyze(model, tokens[None], measures=MEASURES, nulls=0, progress=False)
     clock.append(time.process_time())
     random_like(model, 0)
     clock.append(time.process_time())
@@ -137,13 +137,13 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["284M", REAL])
     parser.add_argument("--backends", nargs="+", choices=list(TARGETS), default=["bridge"])
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--null-seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--nulls", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--measure", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
     parser.add_argument("--time", nargs=2, metavar=("DIRECTORY", "BACKEND"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        return measure(*options.measure, options.length, options.null_seeds, options.prompts)
+        return measure(*options.measure, options.length, options.nulls, options.prompts)
     if options.time:
         return time_steps(*options.time, options.length)
     print("size  backend  prompts  weights GB  peak GB  imports GB  target GB  seconds", flush=True)
@@ -155,7 +155,7 @@ def main() -> None:
             subprocess.run(command, check=True, cwd=Path(__file__).parent, capture_output=True)
             weights = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors")) / 1e9
             for backend in options.backends:
-                cut = ["--length", str(options.length), "--null-seeds", *map(str, options.null_seeds)]
+                cut = ["--length", str(options.length), "--nulls", str(options.nulls)]
                 times, plus = REAL_TARGET if size == REAL else TARGETS[backend]
                 for prompts in PROMPTS if size == REAL else (1,):
                     cost = in_a_process("--measure", directory, backend, *cut, "--prompts", str(prompts))

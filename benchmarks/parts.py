@@ -106,7 +106,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, text = tl_posgen.load_model(options.model, options.backend), bundled_text()
     settings: dict[str, Any] = {"length": options.length, "n_prompts": 4, "progress": False, "measures": MEASURES}
-    settings |= {} if options.shuffled else {"shuffled_seeds": ()}
+    settings |= {} if options.shuffled else {"nulls": {"random init": (0,)}}
     tl_posgen.analyze(model, text, **settings)
     stopwatch, speed = Stopwatch(), operations_per_second()
     watch(stopwatch)

@@ -94,7 +94,7 @@ def peak(length: int) -> None:
     from tl_posgen.models.loading.load import without_context_limit
 
     model = without_context_limit(tl_posgen.load_model("mini", "bridge"))
-    options = {"measures": MEASURES["all three"], "null_seeds": (), "progress": False, "streaming": True}
+    options = {"measures": MEASURES["all three"], "nulls": 0, "progress": False, "streaming": True}
     tokens = torch.randint(0, model.cfg.d_vocab, (1, length), generator=torch.Generator().manual_seed(0))
     tl_posgen.analyze(model, tokens[:, :64], **options)
     before, start = peak_gb(), time.process_time()

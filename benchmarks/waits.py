@@ -43,7 +43,7 @@ def main() -> None:
         counts = []
         for n_prompts in (2, 2, 6):  # the first finds out what the layers are
             with simulated.events() as seen:
-                cut = {"length": options.length, "n_prompts": n_prompts, "null_seeds": (), "progress": False}
+                cut = {"length": options.length, "n_prompts": n_prompts, "nulls": 0, "progress": False}
                 tl_posgen.analyze(model, bundled_text(), **cut, **way)
             counts.append((seen.waits, seen.launches))
         waits, kernels = ((after - before) / 4 for before, after in zip(counts[1], counts[2], strict=True))

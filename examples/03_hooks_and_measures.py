@@ -126,7 +126,7 @@ class MeanKeyShare(Measure):
         return [f"Mean keys hold {numbers('share'):.0%} of the energy of keys."]
 
 
-share = MeanKeyShare()(model, text, null_seeds=(0, 1, 2), **cut)
+share = MeanKeyShare()(model, text, nulls=3, **cut)
 print(*share.findings(), sep="\n")
 
 # %%

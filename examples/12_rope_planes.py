@@ -57,7 +57,7 @@ report["plane_use"].plot()
 # %%
 context = model.cfg.n_ctx
 gap = Gap(gaps=(0, context // 2, context, 3 * context // 2), rules=("hold_planes", "quarter_turns"))
-gap = gap(model, text, null_seeds=(), **cut | {"n_prompts": 2})
+gap = gap(model, text, nulls=0, **cut | {"n_prompts": 2})
 gap.table().round(2)
 
 # %%

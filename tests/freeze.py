@@ -33,7 +33,7 @@ SHARED = HERE.parents[1] / "shared"
 REAL = "SmolLM2_two_layers"
 LENGTH, PROMPTS, LAYERS = 24, 4, 2
 # the shuffle of versions up to 0.4, whose files call it "shuffled 0", left vectors as they were
-CUT = {"null_seeds": {"random init": (0,), "shuffled matrices": (0,)}, "seed": 0, "progress": False}
+CUT = {"nulls": {"random init": (0,), "shuffled matrices": (0,)}, "seed": 0, "progress": False}
 GONE = ("any_distance", "plane_sufficiency", "key_cut")  # measures that 0.4 has not
 # model -> its directory, a backend that loads it
 MODELS = {

@@ -62,7 +62,7 @@ def reference(model) -> Reference:
 def rules(model, name: str):
     """A rule in every head, calibrated on one prompt."""
     tokens, measured = torch.stack([torch.arange(3, 3 + N)] * 2), "window" if name in REFERENCES else name
-    result = Rules(rules=[measured], budget=6)(model, tokens, null_seeds=(), progress=False)
+    result = Rules(rules=[measured], budget=6)(model, tokens, nulls=0, progress=False)
     return apply_rules(model, result, name)
 
 

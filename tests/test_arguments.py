@@ -41,7 +41,7 @@ ANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob
 TEXT = "Down, down, down. Would the fall never come to an end? I wonder how many miles I have fallen by this time."
 TOKENS = torch.arange(2, 14)[None]
 SCORES = pd.DataFrame({"model": ["mini"], "score": [0.4]})
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 CUT = {"length": 16, "n_prompts": 1, **QUIET}
 WHERE = {"layers": [0], "heads": (0, 1)}
 model = cache(lambda: tl_posgen.load_model("mini"))
@@ -153,7 +153,18 @@ ANALYZE = {
     "an index of no layer": ({"heads": [1]}, "1 says no layer; name heads by layer and head"),
     "a triple for a head": ({"heads": [(0, 1, 2)]}, "head"),
     "heads that can be read once": ({"heads": (head for head in ["L0H0"])}, "heads=<generator.*or a list of these"),
-    "a null seed twice": ({"null_seeds": (1, 1)}, "null_seeds"),
+    "a null seed twice": ({"nulls": {"shuffled": (1, 1)}}, r"shuffled has \[1, 1\]; each seed may stand only once"),
+    "null seeds without a kind": ({"nulls": [0]}, r"nulls=\[0\]: give how many .*, 0 for .*{'random init': \(0, 1\), "),
+    "fewer null models than none": ({"nulls": -1}, "nulls=-1: give how many random inits"),
+    "a number of null models in words": ({"nulls": "1"}, "nulls='1': give how many random inits"),
+    "a part of a null model": ({"nulls": 0.5}, "nulls=0.5: give how many random inits"),
+    "more null models than anyone needs": ({"nulls": 10**12}, "at most 10,000"),
+    "one seed in the place of seeds": ({"nulls": {"shuffled": 0}}, r"shuffled has 0; give whole numbers .*\(0,\)"),
+    "a negative seed of a null model": ({"nulls": {"random init": (-1,)}}, r"random init has \(-1,\); give whole"),
+    "a kind of null model that there is not": (
+        {"nulls": {"tea": (0,)}},
+        "no kind of null model 'tea'; there are random",
+    ),
     "measures that are a number": ({"measures": 5}, "5"),
     "measures that are numbers": ({"measures": [5]}, "5"),
     "measures in a set": ({"measures": {"slash"}}, "'slash'} is no measure: .*or a list of them"),
@@ -347,7 +358,7 @@ def run_command(data, command, out):
         value = data.draw(BAD) if option in changed else value
         words += [option, value] if option.startswith("--") else [value]
     words += [one for one in ("--unknown", "extra") if one in changed]
-    words += [] if name in ("check", "measures") else ["--no-null", "--out", str(out)]
+    words += [] if name in ("check", "measures") else ["--nulls", "0", "--out", str(out)]
     code, _, error = command(*words)
     assert "Traceback" not in error, words
     assert code in (0, 2), words

@@ -151,7 +151,7 @@ def test_heads_are_chosen_by_the_change_of_a_number_as_the_reports_frame_calls_i
 def test_paired_intervals_are_those_of_the_difference_prompt_by_prompt(mini, intact, ablated_model, ablated):
     result = compared(intact, ablated)
     found = result.trained["change"].sel(number="three_axis_r").transpose("end", "layer", "head")
-    prompts, alone = to_prompts(mini, bundled_text(), length=24, n_prompts=5), {"null_seeds": (), "progress": False}
+    prompts, alone = to_prompts(mini, bundled_text(), length=24, n_prompts=5), {"nulls": 0, "progress": False}
     change = np.stack(
         [
             np.subtract(*(ThreeAxis()(model, [one], **alone).sel(tokens="all")["r"] for model in (ablated_model, mini)))
@@ -186,7 +186,7 @@ def test_the_loss_is_compared_prompt_by_prompt_where_prompts_are_the_same(intact
 
 
 def test_reports_of_unequal_prompts_are_said_to_differ_by_that_alone(mini, alice):
-    cut = {"measures": "variance", "null_seeds": (), "progress": False}
+    cut = {"measures": "variance", "nulls": 0, "progress": False}
     cuts = [{"length": 16, "n_prompts": 2}, {"length": 16, "n_prompts": 4}, {"length": 12, "n_prompts": 2}]
     few, many, short = (tl_posgen.analyze(mini, alice, **one, **cut) for one in cuts)
     for other, words in ((many, "4 prompts of 16 tokens"), (short, "2 prompts of 12 tokens")):
@@ -209,7 +209,7 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
     changed = copy.deepcopy(mini)
     with torch.no_grad():
         changed.blocks[1].attn.W_O.zero_()
-    cut = QUICK | {"measures": [rules, "variance"], "n_prompts": 9, "null_seeds": ()}
+    cut = QUICK | {"measures": [rules, "variance"], "n_prompts": 9, "nulls": 0}
     reports = [tl_posgen.analyze(model, alice, **cut) for model in (mini, changed)]
     result = compared(*reports)
     numbers = {str(one) for one in result.trained["number"].values}
@@ -226,7 +226,7 @@ def test_the_recall_of_every_rule_is_compared_head_by_head(mini, alice):
 
 
 def test_of_models_of_different_shape_each_ones_own_means_are_compared(small_model, tmp_path, command):
-    cut = {"null_seeds": (0,), "progress": False, "measures": ["variance"]}
+    cut = {"nulls": 1, "progress": False, "measures": ["variance"]}
     tokens = torch.stack(to_prompts(small_model, bundled_text(), length=18, n_prompts=4))
     both = [tl_posgen.analyze(model, tokens, **cut) for model in ("mini", small_model)]
     assert [len(one.frame()) for one in both] == [16, 8]
@@ -289,7 +289,7 @@ def test_saved_reports_are_compared_by_the_command(intact, ablated, tmp_path, co
 
 
 def test_single_prompts_have_differences_without_intervals():
-    one = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=1, null_seeds=())
+    one = tl_posgen.analyze("mini", bundled_text(), measures="variance", length=16, n_prompts=1, nulls=0)
     result = compared(one, one)
     assert float(abs(result.trained["change"]).max()) == 0
     number = result.numbers("mean_change", number="position_share")
@@ -318,14 +318,14 @@ def test_passes_without_token_ids_are_not_taken_for_the_same_prompts(mini):
 
 
 def test_reports_that_share_nothing_are_refused(intact):
-    other = tl_posgen.analyze("mini", bundled_text(), measures="loss", length=16, n_prompts=1, null_seeds=())
+    other = tl_posgen.analyze("mini", bundled_text(), measures="loss", length=16, n_prompts=1, nulls=0)
     with pytest.raises(InputError, match="no per-head number is in both reports"):
         tl_posgen.compare(intact, other)
 
 
 def test_of_other_heads_the_means_beside_a_difference_are_of_the_heads_that_both_have(mini, alice):
     whole, some = (
-        tl_posgen.analyze(mini, alice, heads=heads, **QUICK | {"measures": "variance", "null_seeds": ()})
+        tl_posgen.analyze(mini, alice, heads=heads, **QUICK | {"measures": "variance", "nulls": 0})
         for heads in (None, ["L0H1", "L2H3"])
     )
     report = tl_posgen.compare(whole, some, names=("whole", "some"))
@@ -338,7 +338,7 @@ def test_of_other_heads_the_means_beside_a_difference_are_of_the_heads_that_both
 
 def test_numbers_that_know_nothing_of_an_option_are_compared_though_it_differs(mini, alice):
     near, far = (
-        tl_posgen.analyze(mini, alice, **QUICK | {"measures": PlaneUse([context]), "null_seeds": ()})
+        tl_posgen.analyze(mini, alice, **QUICK | {"measures": PlaneUse([context]), "nulls": 0})
         for context in (128, 512)
     )
     result = compared(near, far)
@@ -349,7 +349,7 @@ def test_numbers_that_know_nothing_of_an_option_are_compared_though_it_differs(m
 
 def test_a_yardstick_that_no_model_can_change_is_not_compared():
     one, other = (
-        tl_posgen.analyze("mini", bundled_text()[start:], **QUICK | {"measures": ["slash"]}, null_seeds=())
+        tl_posgen.analyze("mini", bundled_text()[start:], **QUICK | {"measures": ["slash"]}, nulls=0)
         for start in (0, 30_000)
     )
     numbers = compared(one, other).trained["number"].values.tolist()
@@ -358,7 +358,7 @@ def test_a_yardstick_that_no_model_can_change_is_not_compared():
 
 
 def test_numbers_that_one_side_does_not_have_are_not_said_to_be_unchanged():
-    model, quick = tl_posgen.load_model("mini", "auto"), QUICK | {"measures": "three_axis", "null_seeds": ()}
+    model, quick = tl_posgen.load_model("mini", "auto"), QUICK | {"measures": "three_axis", "nulls": 0}
     reports = [tl_posgen.analyze(model, bundled_text(), **quick)]
     for n_layers in (1, 4):
         with torch.no_grad():

@@ -27,7 +27,7 @@ STUDY = """
 name = "small"
 length = 16
 n_prompts = 1
-null_seeds = []
+nulls = 0
 measures = ["loss"]
 texts = ["bundled"]
 
@@ -73,14 +73,13 @@ def small_words(line: str, known: set[str]) -> list[str]:
     words = [str(word) for name in shlex.split(line)[1:] for word in HERE.get(name, [name])]
     sizes = SIZES | ({"--prompts": 8} if "--absolute" in words else {})
     sizes |= {"--length": 40} if words[0] in ("gap", "frequencies") else {}
-    words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--null-seeds"}]
+    words = [word for place, word in enumerate(words) if not {word, words[place - 1]} & {*sizes, "--nulls"}]
     is_one = "--prompt" in words
     return words + [
         str(part)
-        for option, value in {**sizes, "--no-null": None}.items()
+        for option, value in {**sizes, "--nulls": 0}.items()
         if option in known and not (is_one and option in ("--length", "--prompts"))
         for part in (option, value)
-        if part is not None
     ]
 
 
@@ -96,7 +95,7 @@ def test_the_command_runs(line, command, options_of, tmp_path, monkeypatch, alic
     Path("small.toml").write_text(STUDY, encoding="utf-8")
     if line.startswith("tl-posgen compare"):
         for place in ("a", "b"):
-            command("variance", "--length", 16, "--prompts", 2, "--no-null", "--out", place)
+            command("variance", "--length", 16, "--prompts", 2, "--nulls", 0, "--out", place)
     code, printed, error = command(*small_words(line, known))
     assert code == 0, error
     assert printed

@@ -134,9 +134,7 @@ def small(tmp_path, monkeypatch, mini, alice):
         block = how_to.on_mini(block).replace("budget=32", "budget=16")
         block = re.sub(r'(length"?[=:] ?)\d+', r"\g<1>32", block)
         fewest = 2 if "Rules(" in block else 1  # one calibrates, the other is measured
-        block = re.sub(r'(n_prompts"?[=:] ?)\d+', rf"\g<1>{fewest}", block).replace(
-            "null_seeds=(0, 1, 2)", "null_seeds=(0, 1)"
-        )
+        block = re.sub(r'(n_prompts"?[=:] ?)\d+', rf"\g<1>{fewest}", block).replace("nulls=3", "nulls=2")
         block = block.replace('tl_posgen.load_model("mini")', "loaded")
         block = block.replace("tl_posgen.bundled_text()", "some_text").replace("bundled_text()", "some_text")
         if "said the King" in block:  # who says nothing so early

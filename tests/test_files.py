@@ -163,7 +163,7 @@ def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
     place = disk(size)
     coords = {"init": ["trained", "0"], "layer": range(40), "head": range(200)}
     data = xr.Dataset({"r": (("init", "layer", "head"), np.random.default_rng(0).random((2, 40, 200)))}, coords)
-    result = Result(unknown_measure("someones_measure"), data, {"model": "m", "null_seeds": [0]})
+    result = Result(unknown_measure("someones_measure"), data, {"model": "m", "nulls": 1})
 
     def fill():
         with pytest.raises(OutputError, match="No space left on device"):
@@ -179,7 +179,7 @@ def test_results_on_a_full_disk_are_one_error_and_no_crash(disk, how, size):
 )
 def test_a_command_on_a_full_disk_ends_in_one_error(disk, command, small, words):
     place = disk(8)
-    cut = ["--length", "32", "--prompts", "1", "--no-null", "--out", place / "report"]
+    cut = ["--length", "32", "--prompts", "1", "--nulls", "0", "--out", place / "report"]
     code, _, error = command(*words, "--model", small, *cut)
     assert code == 2
     assert "No space left on device" in error.splitlines()[-1]

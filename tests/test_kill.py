@@ -26,14 +26,14 @@ from tl_posgen.core.report import Report
 from tl_posgen.models.tokens import bundled_text
 
 CHECKPOINTS = sorted((Path(__file__).parents[1] / "examples" / "mini_model" / "checkpoints").iterdir())
-SHORT = ("--length", "32", "--prompts", "1", "--no-null")
-LONG_ENOUGH = ("--length", "40", "--prompts", "1", "--no-null")  # for a gap
+SHORT = ("--length", "32", "--prompts", "1", "--nulls", "0")
+LONG_ENOUGH = ("--length", "40", "--prompts", "1", "--nulls", "0")  # for a gap
 COMMANDS = {
     "analyze": ("--measures", "mean_key", *SHORT),
     "substitute": SHORT,
     "distance": SHORT,
     "perturb": ("--ratios", "0,0.5", "--n-cloze", "2", *SHORT),
-    "length": ("--inside", "32", "--prompts", "2", "--no-null"),
+    "length": ("--inside", "32", "--prompts", "2", "--nulls", "0"),
     "frequencies": ("--edits", "drop", "--groups", "planes", "--half", "6", "--n-copies", "1", *LONG_ENOUGH),
     "planes": SHORT,
     "perturb-planes": ("--strengths", "1", *SHORT),
@@ -46,7 +46,7 @@ COMMANDS = {
     "compare": ("saved.nc", "saved.nc"),
     "explain": ("--prompt", "Down, down, down.", "--head", "3.1"),
     "sweep": ("study.toml",),
-    "claims": ("--papers", "slash", "--length", "48", "--prompts", "2", "--no-null"),
+    "claims": ("--papers", "slash", "--length", "48", "--prompts", "2", "--nulls", "0"),
     "check": (),
     "measures": (),
 }
@@ -56,7 +56,7 @@ STUDY = """
 name = "killed"
 length = 32
 n_prompts = 1
-null_seeds = []
+nulls = 0
 measures = ["three_axis"]
 texts = ["bundled"]
 
@@ -70,7 +70,7 @@ tokenizer = "mini"
 @cache
 def saved_report() -> bytes:
     """The file of a small report."""
-    options = {"measures": "variance", "length": 32, "n_prompts": 4, "null_seeds": (), "progress": False}
+    options = {"measures": "variance", "length": 32, "n_prompts": 4, "nulls": 0, "progress": False}
     report = tl_posgen.analyze("mini", bundled_text(), **options)
     return report.as_bytes()
 

@@ -15,7 +15,7 @@ CUT = {"length": 32, "n_prompts": 3}
 
 @pytest.fixture(scope="module")
 def result(mini, alice):
-    return Loss()(mini, alice, **CUT, null_seeds=(0, 1), progress=False)
+    return Loss()(mini, alice, **CUT, nulls=2, progress=False)
 
 
 def test_it_is_the_cross_entropy_of_the_next_token(mini, alice, result):
@@ -44,15 +44,15 @@ def test_probabilities_of_blocks_of_positions_are_those_of_the_whole(monkeypatch
 
 
 def test_chosen_layers_and_heads_do_not_change_it(mini, alice, result):
-    some = Loss()(mini, alice, **CUT, layers=[1], heads=[(1, 2)], null_seeds=(), progress=False)
+    some = Loss()(mini, alice, **CUT, layers=[1], heads=[(1, 2)], nulls=0, progress=False)
     np.testing.assert_allclose(some.trained["loss"], result.trained["loss"], rtol=1e-6)
 
 
 def test_prompts_of_several_lengths_each_have_their_own_mean(mini):
     texts = ["Down, down, down.", "Would the fall never come to an end?"]
-    whole = Loss()(mini, texts, null_seeds=(), progress=False).trained
+    whole = Loss()(mini, texts, nulls=0, progress=False).trained
     for prompt, text in enumerate(texts):
-        alone = Loss()(mini, text, null_seeds=(), progress=False).trained
+        alone = Loss()(mini, text, nulls=0, progress=False).trained
         own = whole["token_loss"].sel(prompt=prompt)
         assert int(own.notnull().sum()) == alone.sizes["position"]
         np.testing.assert_allclose(own.dropna("position"), alone["token_loss"][0], rtol=1e-5)

@@ -55,7 +55,7 @@ class AttentionOff(Interventions):
 
 @pytest.fixture(scope="module")
 def result(mini):
-    return AttentionOff()(mini, bundled_text(), null_seeds=(0, 1), **CUT)
+    return AttentionOff()(mini, bundled_text(), nulls=2, **CUT)
 
 
 def test_prompts_whose_memory_is_checked_run_alone(mini, monkeypatch):
@@ -104,7 +104,7 @@ def test_rises_have_intervals_and_nulls_and_stand_in_words_table_and_figure(resu
 
 
 def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
-    found = PredictionsMoved()(mini, bundled_text(), null_seeds=(0,), **CUT)
+    found = PredictionsMoved()(mini, bundled_text(), nulls=1, **CUT)
     rows = torch.stack(to_prompts(mini, bundled_text(), 16, 4))
     own, other = (mini.run_with_hooks(rows, fwd_hooks=one).double().log_softmax(-1) for one in ([], HOOKS))
     expected = (own.exp() * (own - other)).sum(-1).mean(1).detach()
@@ -120,7 +120,7 @@ def test_predictions_are_compared_with_those_of_the_unchanged_model(mini):
 
 
 def test_a_prompt_takes_a_pass_a_condition(mini, passes):
-    AttentionOff()(mini, bundled_text(), null_seeds=(), **CUT)
+    AttentionOff()(mini, bundled_text(), nulls=0, **CUT)
     assert sum(passes) == 4 * (2 + mini.cfg.n_layers)
 
 
@@ -135,7 +135,7 @@ def test_conditions_that_were_finished_before_a_stop_are_not_measured_again(mini
         measured.append(run.init)
         return under(self, run, hooks)
 
-    how = {"measures": [BandAblation()], "null_seeds": (0,), **CUT}
+    how = {"measures": [BandAblation()], "nulls": 1, **CUT}
     whole = tl_posgen.analyze(mini, bundled_text(), **how)["band_ablation"]
     with monkeypatch.context() as patched:
         patched.setattr(BandAblation, "under", stopping)
@@ -157,7 +157,7 @@ def test_a_measure_that_takes_up_its_finished_conditions_finds_the_same(small_mo
     """It is stopped when all conditions of the model itself are finished, and none of its parts is."""
     kind = KINDS[name]
     monkeypatch.setattr(store, "WORTH_KEEPING", 0.0)
-    how = {"measures": [kind.with_options(OPTIONS.get(name, {}))], "null_seeds": (0,), "progress": False}
+    how = {"measures": [kind.with_options(OPTIONS.get(name, {}))], "nulls": 1, "progress": False}
     how |= {"length": None if name == "length_extrapolation" else 18, "n_prompts": 4}
     whole = tl_posgen.analyze(small_model, bundled_text(), **how)[name]
     of_model = kind.of_model
@@ -201,7 +201,7 @@ def test_conditions_that_cannot_be_compared_are_refused_before_any_is_run(mini, 
 
     monkeypatch.setattr("tl_posgen.core.run.token_losses", lambda *_: pytest.fail("was run"))
     with pytest.raises(InputError, match=re.escape(said)):
-        Odd()(mini, bundled_text(), null_seeds=(), **{**CUT, "progress": progress})
+        Odd()(mini, bundled_text(), nulls=0, **{**CUT, "progress": progress})
 
 
 @pytest.mark.parametrize(("layer", "condition"), [(0, "layer 0"), (9, "condition 'a': fwd_hooks: no hook point")])
@@ -219,9 +219,9 @@ def test_conditions_that_are_no_hooks_are_made_into_hooks_and_checked(mini, resu
 
     if layer == 9:
         with pytest.raises(InputError, match=condition):
-            OfArguments()(mini, bundled_text(), null_seeds=(), **CUT)
+            OfArguments()(mini, bundled_text(), nulls=0, **CUT)
         return
-    losses = OfArguments()(mini, bundled_text(), null_seeds=(), **CUT).trained["loss"]
+    losses = OfArguments()(mini, bundled_text(), nulls=0, **CUT).trained["loss"]
     np.testing.assert_array_equal(losses.sel(condition="a"), result.trained["loss"].sel(condition=condition))
 
 
@@ -233,8 +233,8 @@ def test_hooks_beyond_the_chosen_heads_are_refused(mini, where):
             return {"a": HOOKS}
 
     with pytest.raises(InputError, match=r"condition 'a': a hook in layer 0, which was not chosen"):
-        Deaf()(mini, bundled_text(), null_seeds=(), **CUT, **where)
-    assert Deaf()(mini, bundled_text(), null_seeds=(), **CUT, layers=0).trained.sizes["condition"] == 2
+        Deaf()(mini, bundled_text(), nulls=0, **CUT, **where)
+    assert Deaf()(mini, bundled_text(), nulls=0, **CUT, layers=0).trained.sizes["condition"] == 2
 
 
 BUILT_IN = [name for name, kind in KINDS.items() if issubclass(kind, Interventions)]
@@ -243,7 +243,7 @@ BUILT_IN = [name for name, kind in KINDS.items() if issubclass(kind, Interventio
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_intervention_of_the_package_runs_with_chosen_layers(small_model, name):
     measure = KINDS[name].with_options(OPTIONS.get(name, {}))
-    cut = {"length": 48, "n_prompts": 2, "null_seeds": (), "shuffled_seeds": (), "progress": False}
+    cut = {"length": 48, "n_prompts": 2, "nulls": 0, "progress": False}
     assert name in tl_posgen.analyze(small_model, bundled_text(), measures=[measure], layers=[1], **cut)
 
 
@@ -255,7 +255,7 @@ def test_shares_of_a_control_that_costs_nothing_are_not_defined(mini):
         def conditions(self, run):
             return {name: [("blocks.0.attn.hook_z", lambda z, hook: z)] for name in "ab"}
 
-    table = Nothing()(mini, bundled_text(), null_seeds=(), **CUT).table()
+    table = Nothing()(mini, bundled_text(), nulls=0, **CUT).table()
     assert table["recovered"].isna().all()
 
 
@@ -266,4 +266,4 @@ def test_conditions_of_a_null_model_are_those_of_the_model(mini):
             return {"a" if run.init is None else "b": HOOKS}
 
     with pytest.raises(InputError, match="other names for a null model"):
-        Other()(mini, bundled_text(), null_seeds=(0,), **CUT)
+        Other()(mini, bundled_text(), nulls=1, **CUT)

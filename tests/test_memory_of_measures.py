@@ -56,7 +56,7 @@ def peak_of(model, request, n, streaming):
     n_prompts = PROMPTS.get(request.name, 1)
     tokens = torch.randint(VOCAB, (n_prompts, n), generator=torch.Generator().manual_seed(0))
     with LiveMemory() as held:
-        tl_posgen.analyze(model, tokens, measures=[request], streaming=streaming, null_seeds=(), progress=False)
+        tl_posgen.analyze(model, tokens, measures=[request], streaming=streaming, nulls=0, progress=False)
     return held.peak
 
 

@@ -16,7 +16,7 @@ from tl_posgen.models.loss import token_losses
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.progress import MAKING, count_pass, step, steps_shown
 
-CUT = {"length": 18, "n_prompts": 3, "null_seeds": (0,)}
+CUT = {"length": 18, "n_prompts": 3, "nulls": 1}
 QUICK = ("mean_key", "split_examples")
 
 

@@ -56,7 +56,7 @@ def test_smollm2_from_its_gguf_file_is_that_of_transformers(plain):
     with torch.no_grad():
         expected = plain(tokens[None]).logits
         torch.testing.assert_close(model(tokens[None]), expected, rtol=1e-4, atol=5e-4)
-    report = tl_posgen.analyze(model, TEXT, measures="variance", null_seeds=(), progress=False)
+    report = tl_posgen.analyze(model, TEXT, measures="variance", nulls=0, progress=False)
     assert report.provenance["parameters"] == 134_515_008
     assert report.provenance["dequantised_from"] == "Q4_1"
     found = report["variance"].trained["additive_r_of_scores"]

@@ -8,7 +8,7 @@ from tl_posgen.errors import PosgenError
 from tl_posgen.interventions import Interventions
 from tl_posgen.models.session import session_of
 
-CUT = {"length": 18, "n_prompts": 2, "null_seeds": (), "progress": False}
+CUT = {"length": 18, "n_prompts": 2, "nulls": 0, "progress": False}
 WHERE = [{"layers": [1]}, {"heads": [(1, 0)]}]
 TEXT = "Down, down, down. Would the fall never come to an end? " * 20
 

@@ -28,7 +28,7 @@ def of_window(tmp_path_factory):
         config = transformers.MistralConfig(**GROUPED, sliding_window=window)
         model = tl_posgen.load_model(save_config(config, tmp_path_factory.mktemp("window")), "bridge")
         prompts = torch.randint(2, 62, (1, N), generator=torch.Generator().manual_seed(0))
-        return tl_posgen.analyze(model, prompts, measures=FED, null_seeds=(), progress=False)
+        return tl_posgen.analyze(model, prompts, measures=FED, nulls=0, progress=False)
 
     return of
 

@@ -57,7 +57,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     Example:
         >>> import tl_posgen
         >>> text = "Down, down, down. Would the fall never come to an end? " * 4
-        >>> quick = {"measures": "variance", "length": 16, "n_prompts": 4, "null_seeds": (), "progress": False}
+        >>> quick = {"measures": "variance", "length": 16, "n_prompts": 4, "nulls": 0, "progress": False}
         >>> whole = tl_posgen.analyze("mini", text, **quick)
         >>> result = tl_posgen.compare(whole, whole)["comparison"]
         >>> float(abs(result.trained["change"]).max())

@@ -81,7 +81,7 @@ class Interventions(Measure):
         ...     def conditions(self, run):
         ...         off = lambda z, hook: z * 0
         ...         return {f"layer {n}": [(f"blocks.{n}.attn.hook_z", off)] for n in range(run.model.cfg.n_layers)}
-        >>> found = WithoutLayers()("mini", "Down, down, down. Would it end?", null_seeds=(), progress=False)
+        >>> found = WithoutLayers()("mini", "Down, down, down. Would it end?", nulls=0, progress=False)
         >>> found.frame()["condition"].tolist()
         ['unchanged', 'layer 0', 'layer 1', 'layer 2', 'layer 3']
     """

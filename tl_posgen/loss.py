@@ -39,7 +39,7 @@ class Loss(Measure):
     Source: cross-entropy.
 
     Example:
-        >>> result = Loss()("mini", "Down, down, down.", null_seeds=())
+        >>> result = Loss()("mini", "Down, down, down.", nulls=0)
         >>> bool(result.trained["loss"][0] == result.trained["token_loss"].mean())
         True
     """

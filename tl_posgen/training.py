@@ -32,7 +32,7 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
     Args:
         hf_model, tokenizer: as `tl_posgen.models.loading.snapshot.snapshot` takes them.
         prompts: as `analyze` takes them.
-        settings: of `analyze`; null_seeds=() and progress=False if left out.
+        settings: of `analyze`; nulls=0 and progress=False if left out.
 
     Example:
         >>> from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -47,7 +47,7 @@ def analyze_in_training(hf_model: Any, tokenizer: Any, prompts: Any, **settings:
     device = next((parameter.device for parameter in hf_model.parameters()), torch.device("cpu"))
     with _random_states_kept(device), torch.autocast(device.type, enabled=False), torch.enable_grad():
         model = snapshot(hf_model, tokenizer)
-        return analyze(model, prompts, **{"null_seeds": (), "progress": False} | settings)
+        return analyze(model, prompts, **{"nulls": 0, "progress": False} | settings)
 
 
 def headline_means(report: Report) -> dict[str, float]:
@@ -89,7 +89,7 @@ class PositionCallback(TrainerCallback):
         prompts: as `analyze` takes them.
         at: every so many optimiser steps, from step 0 on; or the steps.
         tokenizer: where the trainer has none.
-        settings: of `analyze`: measures, length, n_prompts, ...; null_seeds=() if left out.
+        settings: of `analyze`: measures, length, n_prompts, ...; nulls=0 if left out.
 
     Attributes:
         reports: step -> `Report`, of everything that was measured.

@@ -34,7 +34,7 @@ EXAMPLES = ROOT / "examples"
 WEIGHTS = Path(os.environ.get("TL_POSGEN_REAL_MODELS", BUILD / "real_models"))
 TRAINED = BUILD / "seeds"  # examples/mini_model/train.py --work build/seeds/SEED --until 1251 --seed SEED
 CUT: dict[str, Any] = {"length": 256, "n_prompts": 4, "seed": 0, "progress": False}
-NULL: dict[str, Any] = {"null_seeds": (0,)}
+NULL: dict[str, Any] = {"nulls": 1}
 CHECKPOINTS = sorted((EXAMPLES / "mini_model" / "checkpoints").iterdir())
 REAL = ("SmolLM2-135M-Instruct", "Gemma 3 270M")
 QWEN = "Qwen2.5-Coder-0.5B-Instruct"  # whose queries, keys and values have biases
@@ -137,7 +137,7 @@ def verdicts_by_null(part: Part) -> Mapping[str, Any]:
     ]
     for kind in part.settings["kinds"]:
         nulls = {"random init": (0,), kind: (0,)}
-        results = dict(tl_posgen.analyze(model, text_of(part.model), measures=measures, null_seeds=nulls, **cut))
+        results = dict(tl_posgen.analyze(model, text_of(part.model), measures=measures, nulls=nulls, **cut))
         provenance = next(iter(results.values())).provenance
         for row in claims_result(all_claims, results, part.model, provenance, {}).frame().to_dict("records"):
             if row["verdict"] != "open":
@@ -151,7 +151,7 @@ def by_dtype(part: Part) -> Mapping[str, Any]:
     and how far the position share of the head that moves most is from that of the first dtype."""
     import numpy as np
 
-    cut = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "null_seeds": ()}
+    cut = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "nulls": 0}
     variables = {"variance": ("position", "content", "interaction", "additive_r", "size"), "three_axis": ("r",)}
     rows, first = [], None
     for dtype in part.settings["dtypes"]:
@@ -174,7 +174,7 @@ def rounded_keys(part: Part) -> Mapping[str, Any]:
 
     layer, heads = part.settings["layer"], part.settings["heads"]
     model, rows = model_of(part.model), []
-    cut = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "null_seeds": ()}
+    cut = {**CUT, **{name: part.settings[name] for name in ("length", "n_prompts")}, "nulls": 0}
     rounded = (f"blocks.{layer}.attn.hook_k", lambda keys, hook: keys.to(torch.bfloat16).to(keys.dtype))
     for keys, hooks in {"as they are": [], "in bfloat16": [rounded]}.items():
         with model.hooks(hooks):
@@ -244,7 +244,7 @@ def training_of_seeds(part: Part) -> Mapping[str, Any]:
     for seed in part.settings["training_seeds"]:
         checkpoints = sorted((TRAINED / str(seed) / "checkpoints").iterdir())
         measures = ("three_axis", "coupling")
-        result = emergence(checkpoints, text_of("mini"), measures=measures, tokenizer="mini", **CUT, null_seeds=())
+        result = emergence(checkpoints, text_of("mini"), measures=measures, tokenizer="mini", **CUT, nulls=0)
         results[f"seed {seed}"] = entry_of(result)
     return {"results": results}
 

@@ -16,7 +16,7 @@ import tl_posgen
 from tl_posgen.core import registry
 from tl_posgen.core.files import jsonable
 
-SETTINGS = ("model", "length", "prompts", "seed", "null_seeds", "options")  # of a result's provenance
+SETTINGS = ("model", "length", "prompts", "seed", "nulls", "options")  # of a result's provenance
 
 
 def results_of(name: str, *, again: bool = False) -> Mapping[str, Any]:

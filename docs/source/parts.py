@@ -33,14 +33,14 @@ OF_SLASH = (*SLASH, "slash_transfer", "cone")
 SEEDS = {
     "measures": ("three_axis", "variance", "mean_key", "residual", "slash"),
     "n_prompts": 8,
-    "null_seeds": (0, 1, 2, 3, 4),
+    "nulls": 5,
 }
-CLAIMED = {"null_seeds": (0, 1, 2), "papers": ("position", "slash", "coupling")}
+CLAIMED = {"nulls": 3, "papers": ("position", "slash", "coupling")}
 GAP = repr(OPTIONS["gap"])
 BIASES = ("bias_pairs", "bias_ablation", "slash_biases", "cone")
-OF_512 = {"length": 512, "null_seeds": (0,)}
-TOO_SHORT = {"length": 256, "n_prompts": 1, "null_seeds": ()}  # the slowest quarter of the planes hardly turns
-HALF_A_RADIAN = {"length": 2816, "null_seeds": (0,)}  # which SmolLM2's slowest quarter turns by
+OF_512 = {"length": 512, "nulls": 1}
+TOO_SHORT = {"length": 256, "n_prompts": 1, "nulls": 0}  # the slowest quarter of the planes hardly turns
+HALF_A_RADIAN = {"length": 2816, "nulls": 1}  # which SmolLM2's slowest quarter turns by
 QUARTERS = {"mini": OF_512, REAL[0]: HALF_A_RADIAN, REAL[1]: OF_512, QWEN: TOO_SHORT}
 RECALLED = ("frequency 4", "frequency 12", "frequency 13")  # rows that need copies
 REAL_CUT = {"measures": ("variance", "three_axis", "mean_key", "loss"), "length": 512, "n_prompts": 4}
@@ -62,23 +62,23 @@ SINGLE_CLAIMS = (
     *((QWEN, (claim,)) for claim in ("slash 2", "slash 4", "position 5", "position 5b", "coupling 5")),
     (LARGE, ("position 2", "position 2b")),
 )
-DISTANCE = {"measures": ("dummy_distance",), "null_seeds": (0, 1, 2)}
+DISTANCE = {"measures": ("dummy_distance",), "nulls": 3}
 PLANES = {
     "measures": ("perturbed planes",),
     "length": 128,
     "n_prompts": 8,
-    "null_seeds": (0, 1),
+    "nulls": 2,
     "options": repr(OPTIONS["perturbed planes"]),
 }
 SOURCES = {
     "measures": ("checked sources",),
     "n_prompts": 8,
-    "null_seeds": (0, 1, 2),
+    "nulls": 3,
     "options": repr(OPTIONS["checked sources"]),
 }
-RULED = {"measures": ("rules",), "n_prompts": 8, "null_seeds": (0, 1, 2)}
-PLACES = {"measures": ("places",), "length": 128, "n_prompts": 16, "null_seeds": (0, 1, 2)}
-WEIGHTED = {"measures": ("substitution", "three_axis"), "null_seeds": (0,)}
+RULED = {"measures": ("rules",), "n_prompts": 8, "nulls": 3}
+PLACES = {"measures": ("places",), "length": 128, "n_prompts": 16, "nulls": 3}
+WEIGHTED = {"measures": ("substitution", "three_axis"), "nulls": 1}
 TOYS = {
     "all, 3": {"distance": 3, "planes": "all"},
     "medium and high, 3": {"distance": 3, "planes": "high_medium"},
@@ -91,30 +91,30 @@ PARTS = {
     "demo": Part("mini", {"length": 512, "n_prompts": 4}, demo),
     "commands": Part("mini", {"lines": LINES}, commands),
     "demo results": Part("mini", {"length": 512, "measures": ("variance", "three_axis", "mean_key", "loss")}, analysis),
-    "measures": Part(REAL[0], {"length": 128, "n_prompts": 4, "null_seeds": (0,)}, one_by_one, found_by_each),
+    "measures": Part(REAL[0], {"length": 128, "n_prompts": 4, "nulls": 1}, one_by_one, found_by_each),
     "mini length": Part(
         "mini", {"measures": ("length_extrapolation",), "length": None, "n_prompts": 4}, beyond_training, found_by_each
     ),
     "mini claims": Part("mini", {"checkpoints": True, **CLAIMED}, claims),
     "stories260K claims": Part("stories260K", CLAIMED, claims),
     **{f"{name} analysis": Part(name, REAL_CUT, analysis) for name in (*REAL, QWEN, LARGE)},
-    "mini frequencies": Part("mini", {"null_seeds": (0,), "papers": ("frequency",)}, claims),
+    "mini frequencies": Part("mini", {"nulls": 1, "papers": ("frequency",)}, claims),
     **{
-        f"{name} frequencies": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency",)}, claims)
+        f"{name} frequencies": Part(name, {"length": 256, "nulls": 1, "papers": ("frequency",)}, claims)
         for name in (*REAL, QWEN)
     },
     **{f"{name} quarters": Part(name, {**cut, "papers": ("frequency 11",)}, claims) for name, cut in QUARTERS.items()},
     **{
-        f"{name} inits": Part(name, {"length": 256, "null_seeds": (0,), "papers": ("frequency 6",)}, claims)
+        f"{name} inits": Part(name, {"length": 256, "nulls": 1, "papers": ("frequency 6",)}, claims)
         for name in ("mini", *REAL)
     },
     **{
-        f"{name} recall": Part(name, {"length": length, "null_seeds": (0,), "papers": RECALLED}, claims)
+        f"{name} recall": Part(name, {"length": length, "nulls": 1, "papers": RECALLED}, claims)
         for name, length in {"mini": 256, REAL[1]: 128, QWEN: 128}.items()
     },
     f"{REAL[0]} gap": Part(
         REAL[0],
-        {"measures": ("gap",), "length": 256, "n_prompts": 4, "null_seeds": (), "options": GAP},
+        {"measures": ("gap",), "length": 256, "n_prompts": 4, "nulls": 0, "options": GAP},
         analysis,
         found_by_each,
     ),
@@ -124,7 +124,7 @@ PARTS = {
             "measures": ("gap to 1.5 L",),
             "length": 256,
             "n_prompts": 4,
-            "null_seeds": {"random init": (0,), "shuffled": (0,)},
+            "nulls": {"random init": (0,), "shuffled": (0,)},
             "options": repr(OPTIONS["gap to 1.5 L"]),
         },
         analysis,
@@ -136,7 +136,7 @@ PARTS = {
             "measures": ("gap of Qwen",),
             "length": 256,
             "n_prompts": 2,
-            "null_seeds": (),
+            "nulls": 0,
             "options": repr(OPTIONS["gap of Qwen"]),
         },
         analysis,
@@ -148,7 +148,7 @@ PARTS = {
             "measures": ("gap of Qwen to 1.5 L",),
             "length": 256,
             "n_prompts": 2,
-            "null_seeds": {"random init": (0,), "shuffled": (0,)},
+            "nulls": {"random init": (0,), "shuffled": (0,)},
             "options": repr(OPTIONS["gap of Qwen to 1.5 L"]),
         },
         analysis,
@@ -158,7 +158,7 @@ PARTS = {
     **{
         f"{name} sinks": Part(
             name,
-            {"measures": ("substitution",), "length": 128, "n_prompts": 4, "null_seeds": (0,)},
+            {"measures": ("substitution",), "length": 128, "n_prompts": 4, "nulls": 1},
             analysis,
             found_by_each,
         )
@@ -167,7 +167,7 @@ PARTS = {
     **{
         f"{name} shuffled tokens": Part(
             name,
-            {"measures": ("slash_transfer",), "length": 128, "n_prompts": 4, "null_seeds": {"shuffled": (0,)}},
+            {"measures": ("slash_transfer",), "length": 128, "n_prompts": 4, "nulls": {"shuffled": (0,)}},
             analysis,
         )
         for name in REAL
@@ -184,11 +184,11 @@ PARTS = {
     f"{QWEN} commands": Part(QWEN, {"lines": (*REAL_LINES, f"frequencies {SMALL_CUT}")}, timed),
     f"{LARGE} commands": Part(LARGE, {"lines": (f"slash {SMALL_CUT}", f"substitute {SMALL_CUT}")}, timed),
     **{
-        f"{name} claims": Part(name, {"length": 128, "null_seeds": (0,), "papers": papers}, claims)
+        f"{name} claims": Part(name, {"length": 128, "nulls": 1, "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
     },
     **{
-        f"{name} claims of {', '.join(rows)}": Part(name, {"length": 128, "null_seeds": (0,), "papers": rows}, claims)
+        f"{name} claims of {', '.join(rows)}": Part(name, {"length": 128, "nulls": 1, "papers": rows}, claims)
         for name, rows in SINGLE_CLAIMS
     },
     "mini distance": Part("mini", DISTANCE, analysis),

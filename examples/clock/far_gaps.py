@@ -20,15 +20,15 @@ STEPS = 8  # gaps a turn
 CONDITIONS = ("unchanged", "hold_planes")
 
 
-def rows_of(name: str, text: str, length: int, seeds: dict[str, tuple[int, ...]]) -> list[dict]:
+def rows_of(name: str, text: str, length: int, nulls: dict[str, tuple[int, ...]]) -> list[dict]:
     model = tl_posgen.load_model(name, backend="bridge")
     cut = {"length": length, "n_prompts": 4, "progress": False}
-    planes = PlaneUse()(model, text, null_seeds=(), **cut)
+    planes = PlaneUse()(model, text, nulls=0, **cut)
     plane = int(planes.trained["longest_plane"].isel(context=0, missing_dims="ignore").to_series().mode().iloc[0])
     at = {"layer": 0, "plane": plane, "context": planes.trained["context"].values[0]}
     turn = float(at["context"] / planes.trained["turns"].sel(at))
     gaps = [round(turn * step / STEPS) for step in range(2 * STEPS + 1)]
-    numbers = Gap(gaps=gaps, rules=("hold_planes",))(model, text, null_seeds=seeds, **cut).numbers
+    numbers = Gap(gaps=gaps, rules=("hold_planes",))(model, text, nulls=nulls, **cut).numbers
     label = Path(name).name.split(".")[0]
     rows = [
         {"model": label, "context": at["context"], "plane": plane, "gap": gap, "turns": round(gap / turn, 3)}
@@ -60,10 +60,10 @@ def main() -> None:
     parser.add_argument("--no-null", action="store_true", help="no random init and no shuffled weights")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    seeds = {} if args.no_null else {"random init": (0,), "shuffled": (0,)}
+    nulls = {} if args.no_null else {"random init": (0,), "shuffled": (0,)}
     rows = []
     for name, text in zip(args.models, args.texts, strict=True):
-        rows += rows_of(name, read_text(text) if text else bundled_text(), args.length, seeds)
+        rows += rows_of(name, read_text(text) if text else bundled_text(), args.length, nulls)
         pd.DataFrame(rows).round(4).to_csv(args.out, index=False)
 
 

@@ -41,7 +41,7 @@ def rows_of(name: str, model: Any, text: str, times: int, n_prompts: int) -> Ite
         intact = np.zeros(n_prompts)
         for edit in EDITS if windows else (*EDITS, *FROZEN):
             hooks = edit_scores(model, inside, edit, windows=windows)
-            how = {"n_prompts": n_prompts, "null_seeds": (), "progress": False}
+            how = {"n_prompts": n_prompts, "nulls": 0, "progress": False}
             found = measure(model, text, fwd_hooks=hooks, **how)
             losses = found.trained["segment_loss"].sel(condition="unchanged").transpose("prompt", "segment").values
             rise = losses[:, 1:].mean(1) - losses[:, 0]

@@ -56,7 +56,7 @@ def rate(model, tokens: torch.Tensor) -> float:
     """Return operations a second of processor time, one prompt; the second of two runs."""
     clock = [time.process_time()]
     for _ in range(2):
-        analyze(model, tokens, measures=[Coupling(k=K)], null_seeds=(), progress=False)
+        analyze(model, tokens, measures=[Coupling(k=K)], nulls=0, progress=False)
         clock.append(time.process_time())
     parameters = sum(one.numel() for one in model.parameters())
     return operations(model.cfg.d_model, model.cfg.n_layers, parameters) / (clock[2] - clock[1])

@@ -174,7 +174,7 @@ def test_a_claim_that_needs_several_random_inits_has_them_and_no_other_measure_d
     inits = {name: found[name].numbers.by_null["random init"].labels for name in ("plane_use", "plane_roles", "recall")}
     assert inits == {"plane_use": list("01234"), "plane_roles": list("01234"), "recall": ["0"]}
     without = judge_claims(
-        small_model, alice, papers=asked[:1], length=32, n_prompts=1, null_seeds=(), keep=None, progress=False
+        small_model, alice, papers=asked[:1], length=32, n_prompts=1, nulls=0, keep=None, progress=False
     )
     assert not without["plane_use"].nulls
 
@@ -182,7 +182,7 @@ def test_a_claim_that_needs_several_random_inits_has_them_and_no_other_measure_d
 @pytest.mark.slow
 def test_without_a_null_the_claims_say_so(small_model, alice, tmp_path, monkeypatch):
     monkeypatch.setattr("tl_posgen.claims.running.TOY_STEPS", 2)
-    found = judge_claims(small_model, alice, null_seeds=(), keep=tmp_path, **SLASH)
+    found = judge_claims(small_model, alice, nulls=0, keep=tmp_path, **SLASH)
     rows = found["claims"].frame()[:4]
     assert rows["null"].tolist() == ["not judged", "", "", ""]  # slash 1, of fewer than ten dominant heads
     assert found["claims"].findings() == ["Without null models, the claims that are judged against them are open."]

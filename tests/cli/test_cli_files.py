@@ -20,7 +20,7 @@ from tl_posgen.errors import OutputError
 pytestmark = pytest.mark.longer
 
 FILES = ["index.html", "results.nc", "summary.json"]
-SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--no-null")
+SHORT = ("--length", "32", "--prompts", "1", "--measures", "mean_key", "--nulls", "0")
 
 
 def test_a_page_that_cannot_be_made_loses_no_measurement(command, monkeypatch, tmp_path):
@@ -103,7 +103,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 @pytest.mark.slow
 def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
     """A fresh interpreter, hence seconds; the next test sends the other signal."""
-    words = ("--length", "256", "--prompts", "60", "--no-null")
+    words = ("--length", "256", "--prompts", "60", "--nulls", "0")
     ended = stopped(signal.SIGTERM, r"[1-9]\d* passes", "analyze", *words)
     assert ended == (143, "stopped by SIGTERM")
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +112,7 @@ def test_a_stopped_analysis_leaves_nothing(stopped, tmp_path):
 @pytest.mark.slow
 def test_a_stopped_command_goes_on(stopped, command, small, tmp_path, monkeypatch):
     """The model and its shuffled weights are measured then, and its random inits are under way."""
-    words = ("--length", "64", "--prompts", "20", "--null-seeds", "0-4", "--measures", "variance")
+    words = ("--length", "64", "--prompts", "20", "--nulls", "5", "--measures", "variance")
     ended = stopped(signal.SIGTERM, r"random init \(seed 1\)", "analyze", *words)
     assert ended == (143, "stopped by SIGTERM")
     (parts,) = (tmp_path / "report").iterdir()
@@ -131,7 +131,7 @@ def test_a_stopped_command_goes_on(stopped, command, small, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_stopped_claims_keep_finished_parts(stopped, tmp_path):
     """The measures that share a forward pass are done then, and one that runs the model itself is under way."""
-    words = ("--papers", "slash", "--length", "24", "--prompts", "1", "--no-null")
+    words = ("--papers", "slash", "--length", "24", "--prompts", "1", "--nulls", "0")
     ended = stopped(signal.SIGINT, "slash_transfer ", "claims", *words)
     assert ended == (130, "stopped by SIGINT")
     (parts,) = (tmp_path / "report").iterdir()

@@ -47,7 +47,7 @@ def test_no_null_is_said_to_be_missing(monkeypatch, done, small, cut):
     """Options are never accepted and ignored: without a null no random init is built."""
     monkeypatch.setattr(null_models.NullModels, "build", lambda *_, **__: pytest.fail("a null model was built"))
     words = ["--model", small, "--measures", "three_axis,slash"]
-    printed, summary = done("analyze", *words, *cut(32, 1), "--no-null")
+    printed, summary = done("analyze", *words, *cut(32, 1), "--nulls", 0)
     assert " ".join(printed.split()).count("No null model was measured.") == 1
     assert "(seed 0)" not in printed
     assert summary["random init"] is summary["shuffled"] is None
@@ -83,32 +83,31 @@ RUNS = dict.fromkeys([*MEASURES, "analyze", "length"], "tl_posgen.core.engine.an
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_no_null_is_handed_on_by_every_command(monkeypatch, refused, text, name):
+def test_null_models_are_handed_on_by_every_command(monkeypatch, refused, text, name):
     """To the function that measures; `test_no_null_is_said_to_be_missing` follows one of them to its end."""
 
-    def told(*_, null_seeds, **__):
-        raise InputError(f"the null has seeds {null_seeds}")
+    def told(*_, nulls, **__):
+        raise InputError(f"null models: {nulls}")
 
     module, _, function = RUNS[name].rpartition(".")
     monkeypatch.setattr(import_module(module), function, told)
     models = ["one"] if name in ("emerge", "coupling-scores") else []
-    assert "the null has seeds [0]" in refused(name, *models, "--text", text)
-    assert "the null has seeds []" in refused(name, *models, "--text", text, "--no-null")
+    assert "null models: 1" in refused(name, *models, "--text", text)
+    assert "null models: 0" in refused(name, *models, "--text", text, "--nulls", 0)
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize(("seeds", "expected"), [("none", []), ("1,4", ["shuffled 1", "shuffled 4"])])
-def test_seeds_of_shuffled_weights_are_those_of_the_command_line(done, cut, tmp_path, seeds, expected):
-    done("analyze", "--measures", "variance", *cut(16, 1), "--shuffled-seeds", seeds)
-    result = tl_posgen.load(tmp_path / "report")["variance"]
-    assert result.numbers.labels_by_null.get("shuffled", []) == expected
-    assert result.numbers.inits == ["0"]
-
-
-@pytest.mark.longer
-def test_kinds_of_null_models_are_chosen_by_name(done, cut, tmp_path):
-    done("analyze", "--measures", "variance", *cut(16, 1), "--null-seeds", "random init: 1; shuffled matrices: 0")
-    assert tl_posgen.load(tmp_path / "report")["variance"].numbers.nulls == ["1", "shuffled matrices 0"]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("2", ["0", "1", "shuffled 0"]),
+        ("random init: 0; shuffled: 1,4", ["0", "shuffled 1", "shuffled 4"]),
+        ("random init: 1-2; shuffled matrices: 0", ["1", "2", "shuffled matrices 0"]),
+    ],
+)
+def test_null_models_are_those_of_the_command_line(done, cut, tmp_path, words, expected):
+    done("analyze", "--measures", "variance", *cut(16, 1), "--nulls", words)
+    assert tl_posgen.load(tmp_path / "report")["variance"].numbers.nulls == expected
 
 
 @pytest.mark.slow
@@ -158,7 +157,8 @@ def test_claims_go_on_from_finished_parts(done, small, tmp_path, cut):
         ("layer 9: this model has layers 0 to 3", "analyze", "layer 9: this model has layers 0 to 3"),
         ("--layers 'x': write --layers 0", "analyze", "--layers 'x': write --layers 0"),
         ("give length= to cut", "length", "give length= to cut"),  # it has no such option
-        ("null_seeds", "nothing", "null_seeds"),
+        ("nulls", "nothing", "nulls"),
+        ("or all with nulls=0", "analyze", "or all with --nulls 0"),
         ("other= has 3 tokens, and the prompt 5", "explain", "--other has 3 tokens, and the prompt 5"),
     ],
 )

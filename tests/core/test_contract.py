@@ -23,7 +23,7 @@ from tl_posgen.report.figures import MOST_NAMES, MOST_TICKS
 from tl_posgen.report.head_figures import MOST_ROWS
 from tl_posgen.report.tables import compact, labelled
 
-CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}  # 18: places are no labels of numbers
+CUT = {"length": 18, "n_prompts": 4, "nulls": 2, "progress": False}  # 18: places are no labels of numbers
 ENGINE = {"init", "group"}  # dims that the engine makes
 WITH_A_LABEL = re.compile(r"_(low|high|q|k|all|without_first_token|with_first_token|left_out|\d+)$")
 NUMBER = ("value", "low", "high", "inits", "shuffled")  # of an entry of the summary, behind its name and labels
@@ -264,7 +264,7 @@ def test_chosen_heads_have_the_numbers_of_the_whole_and_the_others_none(result, 
     if result.name not in EDIT_NOTHING and not result.measure.is_fed:
         return
     asked, heads = [KINDS[kind.name].with_options(OPTIONS.get(kind.name, {})) for kind in result.measure.after], CHOSEN
-    cut = {**CUT, "null_seeds": (), "heads": heads}
+    cut = {**CUT, "nulls": 0, "heads": heads}
     some = tl_posgen.analyze(small_model, bundled_text(), measures=[*asked, result.measure], **cut)[result.name].trained
     for name in names:
         size = float(np.nanmax(np.abs(result.trained[name]), initial=0))

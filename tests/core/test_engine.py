@@ -21,7 +21,7 @@ from tl_posgen.slash import Slash
 pytestmark = pytest.mark.longer
 
 TOKENS = torch.arange(60)[None] + 300
-QUICK = {"null_seeds": (), "progress": False}
+QUICK = {"nulls": 0, "progress": False}
 
 
 @pytest.mark.slow
@@ -82,8 +82,8 @@ LONGER = LengthExtrapolation(inside=16, times=2, conditions=("interpolation",))
 RUNNING = ["loss", "slash", "slash_transfer", LONGER]  # each runs the model, prompt by prompt
 
 
-@pytest.mark.parametrize(("measures", "seeds", "most"), [(None, (0,), 5), (RUNNING, (), 1)])
-def test_as_many_sessions_are_made_however_many_the_prompts(small_model, alice, monkeypatch, measures, seeds, most):
+@pytest.mark.parametrize(("measures", "nulls", "most"), [(None, 1, 5), (RUNNING, 0, 1)])
+def test_as_many_sessions_are_made_however_many_the_prompts(small_model, alice, monkeypatch, measures, nulls, most):
     """The session is handed on: no forward pass makes one again."""
     made, make = [], Session.__init__
 
@@ -93,7 +93,7 @@ def test_as_many_sessions_are_made_however_many_the_prompts(small_model, alice, 
 
     monkeypatch.setattr(Session, "__init__", counted)
     hooks = [("blocks.0.attn.hook_v", lambda value, hook: value)]
-    run = {"measures": measures, "length": 16, "null_seeds": seeds, "fwd_hooks": hooks, "progress": False}
+    run = {"measures": measures, "length": 16, "nulls": nulls, "fwd_hooks": hooks, "progress": False}
     tl_posgen.analyze(small_model, alice, n_prompts=2, **run)
     few = len(made)
     tl_posgen.analyze(small_model, alice, n_prompts=4, **run)
@@ -131,10 +131,11 @@ def test_finished_results_are_taken_up_and_those_of_other_prompts_refused(mini, 
 
 def test_shuffled_weights_in_the_place_of_the_model_are_those_of_a_copy(mini, alice):
     cut = {"measures": ["variance", "slash"], "length": 16, "n_prompts": 2, "progress": False}
+    nulls = {"random init": (0,), "shuffled": (0, 3)}
     before = {name: one.clone() for name, one in mini.state_dict().items()}
-    beside = tl_posgen.analyze(mini, alice, **cut, shuffled_seeds=(0, 3))
-    in_place = tl_posgen.analyze("mini", alice, **cut, shuffled_seeds=(0, 3))
-    alone = tl_posgen.analyze(shuffled_like(mini, 3), alice, **cut, null_seeds=())
+    beside = tl_posgen.analyze(mini, alice, **cut, nulls=nulls)
+    in_place = tl_posgen.analyze("mini", alice, **cut, nulls=nulls)
+    alone = tl_posgen.analyze(shuffled_like(mini, 3), alice, **cut, nulls=0)
     for name in cut["measures"]:
         xr.testing.assert_equal(beside[name].dataset, in_place[name].dataset)
         assert beside[name].dataset["init"].values.tolist() == ["trained", "0", "shuffled 0", "shuffled 3"]
@@ -146,33 +147,33 @@ def test_shuffled_weights_in_the_place_of_the_model_are_those_of_a_copy(mini, al
 def test_what_runs_the_model_has_shuffled_weights_where_they_are_asked_for(mini, alice):
     cut = {"length": 12, "n_prompts": 1, "progress": False}
     loss, slash = (
-        tl_posgen.analyze(mini, alice, measures=["loss", "slash_transfer"], **cut, shuffled_seeds=seeds)
-        for seeds in (None, (2,))
+        tl_posgen.analyze(mini, alice, measures=["loss", "slash_transfer"], **cut, nulls=nulls)
+        for nulls in (1, {"random init": (0,), "shuffled": (2,)})
     )
     assert loss["loss"].numbers.nulls == ["0", "shuffled 0"]
     assert loss["slash_transfer"].numbers.nulls == ["0"]
     assert slash["slash_transfer"].numbers.nulls == ["0", "shuffled 2"]
-    with pytest.raises(InputError, match=r"measured without shuffled weights \(seed 2\)"):
-        tl_posgen.analyze(mini, alice, measures="slash", after=loss, **cut, shuffled_seeds=(2,))
-    with pytest.raises(InputError, match="shuffled_seeds="):
-        tl_posgen.analyze(mini, alice, shuffled_seeds=(-1,), **cut)
+    assert loss.provenance["nulls"] == loss["loss"].provenance["nulls"] == {"random init": [0], "shuffled": [0]}
+    assert loss["slash_transfer"].provenance["nulls"] == {"random init": [0]}
+    with pytest.raises(InputError, match=r"with other null models \(\{.*: \[0\]\}, now \{.*'shuffled': \[2\]\}\)"):
+        tl_posgen.analyze(mini, alice, measures="slash", after=loss, **cut, nulls=slash.provenance["nulls"])
 
 
 def test_attached_measures_have_both_null_models_of_the_same_tokens_and_the_distance_that_they_say(mini):
     with tl_posgen.attach(mini) as run:
         mini(TOKENS)
-    report = run.report(null_seeds=(3,), shuffled_seeds=(0,))
+    report = run.report(nulls=(nulls := {"random init": (3,), "shuffled": (0,)}))
     assert report["mean_key"].measure.d0 == 1000
     assert "as at distance 1000" in report["mean_key"].findings()[0]
     assert report["variance"].numbers.nulls == ["3", "shuffled 0"]
-    direct = tl_posgen.analyze(mini, TOKENS, measures="variance", null_seeds=(3,), shuffled_seeds=(0,), progress=False)
+    direct = tl_posgen.analyze(mini, TOKENS, measures="variance", nulls=nulls, progress=False)
     xr.testing.assert_allclose(report["variance"].dataset["position"], direct["variance"].dataset["position"])
 
 
 def test_each_of_several_random_inits_is_that_of_its_seed(mini, alice):
     three, single = (
-        tl_posgen.analyze(mini, alice, measures="slash", length=32, n_prompts=1, null_seeds=seeds, progress=False)
-        for seeds in ((0, 1, 2), (1,))
+        tl_posgen.analyze(mini, alice, measures="slash", length=32, n_prompts=1, nulls=nulls, progress=False)
+        for nulls in (3, {"random init": (1,)})
     )
     xr.testing.assert_equal(three["slash"].nulls[1]["score"], single["slash"].null["score"])
 
@@ -206,7 +207,7 @@ def test_patterns_that_a_hook_scaled_are_named(mini, factor):
 
 
 def test_seeds_are_looked_at_before_a_model_is_loaded_or_attached_to(mini):
-    with pytest.raises(InputError, match="null_seeds"):
-        tl_posgen.analyze("no-such/model", "text", null_seeds=(-1,))
+    with pytest.raises(InputError, match="nulls"):
+        tl_posgen.analyze("no-such/model", "text", nulls=-1)
     with pytest.raises(InputError, match="seed = -1"), tl_posgen.attach(mini, "slash", seed=-1):
         pass

@@ -43,7 +43,7 @@ class Energy(Measure):
 
 
 def test_a_measure_may_overwrite_its_tensors(mini):
-    found = tl_posgen.analyze(mini, TOKENS, measures=[Energy()], null_seeds=(), progress=False)
+    found = tl_posgen.analyze(mini, TOKENS, measures=[Energy()], nulls=0, progress=False)
     energies = []
     tl_posgen.models.run_capture(mini, TOKENS, lambda layer: energies.append(layer.k.square().mean((1, 2))))
     torch.testing.assert_close(
@@ -58,7 +58,7 @@ def test_layers_that_are_computed_at_once_have_their_own_numbers(family_model, m
     measures = [ThreeAxis(), ThreeAxis(ridge=0.5), MeanKey()]
     for waiting in (1, 100, 10**9):  # a layer, some and all of them at once
         monkeypatch.setattr(feed, "WAITING", waiting)
-        found.append([one(model, prompts, null_seeds=(), progress=False).trained for one in measures])
+        found.append([one(model, prompts, nulls=0, progress=False).trained for one in measures])
     for alone, *others in zip(*found, strict=True):
         for together in others:
             xr.testing.assert_allclose(alone, together, rtol=1e-10)
@@ -121,7 +121,7 @@ class Lacking(Energy):
 
 def test_too_few_values_of_several_layers_are_counted(mini):
     with pytest.raises(InputError, match="lacking: of_layers gives 3 values of 4 layers; give one of each"):
-        Lacking()(mini, TOKENS, null_seeds=(), progress=False)
+        Lacking()(mini, TOKENS, nulls=0, progress=False)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Undeclared(Energy):
 def test_what_a_measure_reads_without_needing_it_is_named(mini, part):
     message = rf"undeclared: of_layer reads {part}, which .*'NoneType' .* declare needs = frozenset\(\{{'{part}'\}}\)$"
     with pytest.raises(InputError, match=message):
-        Undeclared(part=part)(mini, TOKENS, null_seeds=(), progress=False)
+        Undeclared(part=part)(mini, TOKENS, nulls=0, progress=False)
 
 
 def test_another_none_is_the_measures_own_mistake(mini):
@@ -151,7 +151,7 @@ def test_another_none_is_the_measures_own_mistake(mini):
             return {"energy": layer.pattern.mean((1, 2)) + layer.geometry.window}
 
     with pytest.raises(TypeError, match="NoneType"):
-        Windowed()(mini, TOKENS, null_seeds=(), progress=False)
+        Windowed()(mini, TOKENS, nulls=0, progress=False)
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ class Shaped(Measure):
 )
 def test_values_of_another_shape_than_declared_are_refused_by_name(mini, of, message):
     with pytest.raises(InputError, match=message):
-        Shaped(of=of)(mini, TOKENS, null_seeds=(), progress=False)
+        Shaped(of=of)(mini, TOKENS, nulls=0, progress=False)
     for fine in ("head", "pair"):
-        assert Shaped(of=fine)(mini, TOKENS, null_seeds=(), progress=False).name == "shaped"
+        assert Shaped(of=fine)(mini, TOKENS, nulls=0, progress=False).name == "shaped"
 
 
 @pytest.mark.parametrize(("n", "done"), [(2, 0), (3, 2)])
@@ -195,5 +195,5 @@ def test_prompts_that_an_attached_measure_cannot_take_are_refused_before_null_mo
         mini(torch.arange(5, 5 + n)[None])
     refused = nullcontext() if done else pytest.raises(InputError, match="give 3 tokens at least")
     with refused:
-        run.report(null_seeds=[0])
+        run.report(nulls=1)
     assert sum(passes) == done

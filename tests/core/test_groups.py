@@ -16,7 +16,7 @@ from tl_posgen.stats.intervals import FEWEST, MOST_GROUPS, jackknife_interval, p
 
 pytestmark = pytest.mark.longer
 
-QUICK = {"null_seeds": (), "progress": False}
+QUICK = {"nulls": 0, "progress": False}
 N_PROMPTS = 7  # three groups of two, the last one of one
 FED = [name for name, kind in KINDS.items() if kind.is_fed]
 OF_BIASES = ("bias_pairs", "slash_biases")  # which mini has not

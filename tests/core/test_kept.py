@@ -18,7 +18,7 @@ from tl_posgen.models.loading.load import load_model
 from tl_posgen.position import Variance
 
 TOKENS = torch.arange(5, 45).reshape(2, 20)
-RUN = {"measures": "loss", "null_seeds": (), "progress": False}
+RUN = {"measures": "loss", "nulls": 0, "progress": False}
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_measure_in_a_file_is_kept_until_its_code_changes(model, tmp_path, age
     def size(factor) -> tuple[float, list]:
         measure = write_measure(tmp_path, factor, age=age).KeySize()
         parts = Parts(keep)
-        found = tl_posgen.analyze(model, TOKENS, measures=[measure], keep=parts, null_seeds=(), progress=False)
+        found = tl_posgen.analyze(model, TOKENS, measures=[measure], keep=parts, nulls=0, progress=False)
         return float(found["key_size"].trained["size"].mean()), parts.files
 
     once, files = size(1)
@@ -201,6 +201,6 @@ def test_a_null_that_changes_no_weight_is_refused(tmp_path, backend, kind, in_pl
     with torch.no_grad():
         for weight in model.parameters():
             weight.fill_(0.5)
-    nulls = NullModels(model, {kind: (0,)}, None)
+    nulls = NullModels(model, {kind: (0,)})
     with pytest.raises(InputError, match=rf"{kind}.* \(seed 0\) of .* has the model's own weights, so it is no null"):
         list(nulls.models(in_place=in_place))

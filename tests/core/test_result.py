@@ -47,7 +47,7 @@ def dataset_of(**more):
 
 def result_of(**changes):
     whole = {"measure": unknown_measure("someones_measure"), "dataset": dataset_of()}
-    return Result(**whole | {"provenance": {"model": "m", "null_seeds": [0]}} | changes)
+    return Result(**whole | {"provenance": {"model": "m", "nulls": 1}} | changes)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def declared():
 
 def test_a_figure_that_prompts_give_nothing_for_is_not_called_undeclared(small_model):
     tokens = torch.tensor([[1, 2, 3]])
-    result = tl_posgen.analyze(small_model, tokens, measures="attention_examples", null_seeds=(), progress=False)
+    result = tl_posgen.analyze(small_model, tokens, measures="attention_examples", nulls=0, progress=False)
     with pytest.raises(InputError, match="these prompts give nothing to draw as patterns"):
         result["attention_examples"].plot()
 
@@ -83,13 +83,10 @@ def test_the_frame_has_a_row_a_head_and_a_column_a_headline(declared):
     assert declared.findings() == ["R: 2.500 (random init 14.500)."]  # every headline, where nothing else is said
 
 
-def test_null_models_are_left_out_by_one_word_and_a_missing_text_is_named(small_model):
+def test_null_models_are_left_out_by_a_zero_and_a_missing_text_is_named(small_model):
     text = "Down, down, down. Would the fall never come to an end?"
     cut = {"length": 8, "n_prompts": 1, "measures": "three_axis", "progress": False}
-    assert tl_posgen.analyze(small_model, text, nulls=False, **cut)["three_axis"].nulls == ()
-    for seeds in ({"null_seeds": (1,)}, {"shuffled_seeds": [0]}, {"shuffled_seeds": (0, 1)}):
-        with pytest.raises(InputError, match="nulls=False and seeds of null models contradict each other"):
-            tl_posgen.analyze(small_model, text, nulls=False, **seeds, **cut)
+    assert tl_posgen.analyze(small_model, text, nulls=0, **cut)["three_axis"].nulls == ()
     for call in (lambda: tl_posgen.analyze(small_model), lambda: ThreeAxis()("no such model")):
         with pytest.raises(InputError, match=r"give the text to measure on .* such as tl_posgen\.bundled_text\(\)"):
             call()
@@ -128,7 +125,7 @@ def test_a_column_is_left_out_of_all_models_or_of_none():
 
 
 def test_whole_numbers_stay_such_in_tables_of_a_few_heads(small_model):
-    how = {"measures": "slash", "heads": [(0, 1), (1, 3)], "null_seeds": (), "progress": False}
+    how = {"measures": "slash", "heads": [(0, 1), (1, 3)], "nulls": 0, "progress": False}
     report = tl_posgen.analyze(small_model, "Down, down, down. Would the fall never end?", **how)
     slash = report["slash"]
     for table in (slash.frame(), slash.headline_frame(), slash.heads(2), report.frame()):
@@ -147,7 +144,7 @@ def test_heads_are_chosen_by_the_name_that_a_report_gives_a_headline(declared):
 
 def test_whole_numbers_stay_such_under_either_name(small_model):
     text = "Down, down, down. Would the fall never come to an end?"
-    result = tl_posgen.analyze(small_model, text, measures="slash", null_seeds=(), progress=False)["slash"]
+    result = tl_posgen.analyze(small_model, text, measures="slash", nulls=0, progress=False)["slash"]
     assert result.measure.variables["slash_distance"].headline == "slash_distance"
     assert result.heads(2, by="slash_distance")["slash_distance"].dtype == int
 

@@ -20,7 +20,7 @@ from tl_posgen.slash import Slash
 
 pytestmark = pytest.mark.longer
 
-CUT = {"length": 12, "n_prompts": 4, "null_seeds": (0, 1), "progress": False}
+CUT = {"length": 12, "n_prompts": 4, "nulls": 2, "progress": False}
 MEASURES = ("mean_key", "slash", "slash_transfer", "loss", "split_examples")
 SHARED = 4  # of the files: of the model, two random inits and shuffled weights
 FILES = SHARED + 2 * 3  # slash_transfer and split_examples run the model themselves, and no shuffled weights
@@ -98,14 +98,14 @@ CHANGES = {
     "options": lambda run: {**run, "measures": [Slash(kappa=0.2)]},
     "streaming": lambda run: {**run, "streaming": True},
     "weights": lambda run: {**run, "model": tl_posgen.random_like(run["model"], seed=1)},
-    "null": lambda run: {**run, "null_seeds": (7,)},
+    "null": lambda run: {**run, "nulls": {"random init": (7,), "shuffled": (0,)}},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_parts_of_anything_else_are_never_taken_up(small_model, tmp_path, change):
-    run = {"model": small_model, "prompts": bundled_text(), "measures": ["slash"], **CUT, "null_seeds": (0,)}
+    run = {"model": small_model, "prompts": bundled_text(), "measures": ["slash"], **CUT, "nulls": 1}
     tl_posgen.analyze(**run, keep=tmp_path)
     there = set(tmp_path.iterdir())
     parts = Parts(tmp_path)
@@ -153,7 +153,7 @@ def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
 
 @pytest.mark.parametrize("damaged", [lambda whole: whole[:-9], lambda whole: b"", lambda whole: b"no results"])
 def test_a_damaged_part_is_named_in_one_line_with_the_remedy(small_model, tmp_path, damaged):
-    run = {"measures": "mean_key", "keep": tmp_path, **CUT, "null_seeds": ()}
+    run = {"measures": "mean_key", "keep": tmp_path, **CUT, "nulls": 0}
     tl_posgen.analyze(small_model, bundled_text(), **run)
     [part] = tmp_path.iterdir()
     part.write_bytes(damaged(part.read_bytes()))

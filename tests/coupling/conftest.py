@@ -20,7 +20,7 @@ def prompts():
 @pytest.fixture(scope="session")
 def result(llama, prompts):
     """Two K, three tokens, beside two random inits."""
-    return Coupling(k=(2, 5), tokens=[4, 12, -1])(llama, prompts, null_seeds=(0, 1), progress=False)
+    return Coupling(k=(2, 5), tokens=[4, 12, -1])(llama, prompts, nulls=2, progress=False)
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +47,4 @@ def scores(score_rows, tmp_path_factory):
     path = tmp_path_factory.mktemp("scores") / "scores.csv"
     score_rows.to_csv(path, index=False)
     options = {"k": 3, "length": 12, "n_prompts": 4, "widths": (16, 24, 32), "progress": False}
-    return coupling_scores(path, TEXT, null_seeds=(0, 1), **options)
+    return coupling_scores(path, TEXT, nulls=2, **options)

@@ -10,7 +10,7 @@ from tl_posgen.coupling.numbers.trajectories import expodistance, line_shape_sco
 from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.tokens import prompts_of_one_length
 
-WHOLE = {"null_seeds": (), "progress": False}
+WHOLE = {"nulls": 0, "progress": False}
 # model and random init, at the last of 64 tokens: coupling, then line-shape score and expodistance of each
 REFERENCE = {
     "stories": ((0.058, 0.028), [1.70, 0.20, 2.14, 0.91], [1.65, 0.21, 1.81, 0.76]),

@@ -52,7 +52,7 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     assert scores.trained.model_name.values.tolist() == ["model0", "model1", "model2", "model3"]
     assert scores.trained.d_model.values.tolist() == list(WIDTHS)
     assert scores.trained.measured.notnull().all()
-    assert (scores.provenance["seed"], scores.provenance["null_seeds"]) == (0, [0, 1])
+    assert (scores.provenance["seed"], scores.provenance["nulls"]) == (0, {"random init": [0, 1], "shuffled": [0]})
     assert scores.provenance["drawn"] == "spread over the text"
     measured = scores.trained.measured.sel(quantity="line_shape_score", end="value")
     columns = torch.tensor(measured.values), torch.tensor(scores.trained.score.values)
@@ -60,14 +60,13 @@ def test_every_model_is_measured_beside_its_random_inits_against_the_same_scores
     assert (found.value, found.low, found.high) == pytest.approx((expected.r, expected.low, expected.high))
     names = [*(f"random init (seed {seed})" for seed in (0, 1)), "shuffled weights (seed 0)"]
     assert [null.attrs["model"] for null in scores.nulls] == names
-    assert scores.provenance["shuffled_seeds"] == [0]
     np.testing.assert_array_equal(scores.null.score, scores.trained.score)
     for other in (scores.trained, *scores.nulls[1:]):
         assert not np.allclose(scores.null.measured, other.measured)
 
 
 def test_fewer_than_four_models_are_drawn_without_a_correlation(score_rows):
-    found = coupling_scores(score_rows[:2], TEXT, **OPTIONS, null_seeds=())
+    found = coupling_scores(score_rows[:2], TEXT, **OPTIONS, nulls=0)
     assert not any(found.measure.r(found.numbers, name) for name in LABELS)
     assert "the correlation (needs 4 models, 2 given)" in found.findings()[0]
     assert found.null is None
@@ -158,6 +157,6 @@ def test_a_quantity_that_a_model_lacks_has_no_correlation(of_many):
 
 
 def test_bad_options_are_refused(score_rows):
-    for wrong, message in (({"null_seeds": (0, 0)}, "null_seeds"), ({"widths": (4,)}, "leaves no singular vector")):
+    for wrong, message in (({"nulls": -1}, "nulls=-1"), ({"widths": (4,)}, "leaves no singular vector")):
         with pytest.raises(InputError, match=message):
             coupling_scores(score_rows, TEXT, **OPTIONS | wrong)

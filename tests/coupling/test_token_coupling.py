@@ -15,7 +15,7 @@ APART = ~np.eye(3, dtype=bool)
 
 @pytest.fixture(scope="module")
 def result(llama, prompts):
-    return TokenCoupling(k=(2, 5), tokens=[4, 12, -1])(llama, prompts, null_seeds=(0, 1), progress=False)
+    return TokenCoupling(k=(2, 5), tokens=[4, 12, -1])(llama, prompts, nulls=2, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def result(llama, prompts):
     [("self", [(4, 4), (19, 19)]), ("same_input", [(4, 4), (4, 19)]), ("same_output", [(4, 19), (19, 19)])],
 )
 def test_each_kind_is_the_formula_on_dense_jacobians(llama, prompts, kind, ends):
-    found = TokenCoupling(k=3, tokens=[4, 19])(llama, prompts[:1], null_seeds=(), progress=False).trained["coupling"]
+    found = TokenCoupling(k=3, tokens=[4, 19])(llama, prompts[:1], nulls=0, progress=False).trained["coupling"]
     first, second = (residual_jacobians(llama, prompts[0], *pair)[1].dense() for pair in ends)
     u, _, vh = torch.linalg.svd(second)
     values = torch.linalg.svdvals(first)[:3]
@@ -46,7 +46,7 @@ def test_a_number_is_the_mean_over_layers_and_different_tokens(result, kind):
 def test_tokens_outside_a_window_have_no_jacobian_and_are_left_out(family_model):
     tokens = torch.arange(2, 26)[None]
     asked = TokenCoupling(k=2, tokens=[3, 12, 23])
-    found = asked(family_model("mistral"), tokens, null_seeds=(), progress=False)
+    found = asked(family_model("mistral"), tokens, nulls=0, progress=False)
     far, near = (found.trained["coupling"].sel(kind=kind, k=2) for kind in ("same_input", "self"))
     assert far.sel(token=3, token_2=12).isnull().all()
     assert far.sel(token=12, token_2=3).isnull().all()

@@ -8,7 +8,7 @@ from tl_posgen.errors import InputError
 from tl_posgen.models.tokens import bundled_text
 from tl_posgen.position import ThreeAxis, Variance
 
-CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
+CUT = {"length": 18, "n_prompts": 4, "nulls": 1, "progress": False}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tl_posgen.rope.rotation import Rope, inverse_frequencies
 
 ROPE = Rope(inverse_frequencies(64, 10_000.0))
 KERNELS = 390  # of a layer and prompt, its forward pass among them
-CUT = {"length": 24, "null_seeds": (), "progress": False}
+CUT = {"length": 24, "nulls": 0, "progress": False}
 
 
 @pytest.fixture

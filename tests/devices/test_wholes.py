@@ -15,7 +15,7 @@ from tl_posgen.models.tokens import bundled_text
 from tl_posgen.studies.emergence import emergence
 
 FAMILIES = ("llama3", "neox", "gemma2", "gpt2", "bloom", "mistral")
-CUT = {"length": 18, "n_prompts": 4, "null_seeds": (0,), "progress": False}
+CUT = {"length": 18, "n_prompts": 4, "nulls": 1, "progress": False}
 
 
 @pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES])
@@ -25,7 +25,7 @@ def test_default_measures_of_other_families_give_the_numbers_of_the_cpu(family, 
     directory = save_family(family, tmp_path / family)
     models = device.load(directory, "hooked"), tl_posgen.load_model(directory, "hooked", device="cpu")
     tokens = torch.randint(2, 64, (4, 18), generator=torch.Generator().manual_seed(3))
-    options = {"skip_unsupported": True, "null_seeds": (0,), "progress": False}
+    options = {"skip_unsupported": True, "nulls": 1, "progress": False}
     there, here = (tl_posgen.analyze(model, tokens, **options) for model in models)
     assert there.keys() == here.keys() != set()
     for name in here:
@@ -71,7 +71,7 @@ def test_the_command_writes_a_report(tmp_path, directory, device, monkeypatch):
 
 
 def test_a_sweep_runs_there(tmp_path, directory, device):
-    study = {"name": "one", "length": 18, "n_prompts": 4, "measures": ["three_axis"], "null_seeds": [0]}
+    study = {"name": "one", "length": 18, "n_prompts": 4, "measures": ["three_axis"], "nulls": 1}
     study["models"] = [{"name": str(directory), "label": "small", "device": device.place}]
     swept = tl_posgen.sweep(study, out=tmp_path, progress=False)
     assert {*swept.values()} == {"finished"}

@@ -53,7 +53,7 @@ def test_a_prompt_draws_the_same_in_every_pass_and_prompts_differ(model):
 
 def test_heads_that_are_resampled_in_the_unchanged_model_cost_nothing(mini, alice):
     hooks = ablate_heads(mini, "1.1", "resample", length=32)
-    result = Nothing()(mini, alice, length=32, n_prompts=4, fwd_hooks=hooks, null_seeds=(), progress=False)
+    result = Nothing()(mini, alice, length=32, n_prompts=4, fwd_hooks=hooks, nulls=0, progress=False)
     assert result.measure.rises(result.numbers)["nothing"].value == pytest.approx(0, abs=1e-6)
 
 

@@ -13,7 +13,7 @@ from tl_posgen.position import Perturbation
 pytestmark = pytest.mark.longer
 
 TOKENS = torch.arange(3, 43).view(2, 20)
-QUICK = {"measures": "variance", "null_seeds": (), "progress": False}
+QUICK = {"measures": "variance", "nulls": 0, "progress": False}
 HOOK = "blocks.1.attn.hook_z"
 
 
@@ -47,7 +47,7 @@ def test_measures_are_those_of_attached_passes_under_the_same_hooks(model):
 def test_the_random_init_runs_under_the_same_hooks(mini):
     found = tl_posgen.analyze(mini, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], progress=False)
     other = tl_posgen.random_like(mini, 0)
-    alone = tl_posgen.analyze(other, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], null_seeds=())
+    alone = tl_posgen.analyze(other, TOKENS, measures="variance", fwd_hooks=[(HOOK, silent)], nulls=0)
     np.testing.assert_allclose(found["variance"].null["position"], alone["variance"].trained["position"])
 
 
@@ -55,7 +55,7 @@ def test_experiments_in_the_running_model_start_from_the_hooked_one(mini):
     with mini.hooks(fwd_hooks=[(HOOK, silent)]):
         expected = float(token_losses(mini, TOKENS).mean())
     measures = [Perturbation(conditions=["tokens"], ratios=(0.2,), reaches=("uniform",), n_cloze=0), "loss"]
-    found = tl_posgen.analyze(mini, TOKENS, measures=measures, fwd_hooks=[(HOOK, silent)], null_seeds=())
+    found = tl_posgen.analyze(mini, TOKENS, measures=measures, fwd_hooks=[(HOOK, silent)], nulls=0)
     assert found["perturbation"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
     assert found["loss"].numbers("loss").value == pytest.approx(expected, abs=1e-5)
     assert found["perturbation"].provenance["fwd_hooks"] == [f"{HOOK}: silent"]
@@ -69,7 +69,7 @@ def test_a_hook_written_for_one_prompt_holds_for_each(mini, added):
         return z
 
     hooks = [(HOOK, silent_first)]
-    options = {"measures": ["band_ablation", "loss"], "null_seeds": (), "progress": False}
+    options = {"measures": ["band_ablation", "loss"], "nulls": 0, "progress": False}
     if added:
         with mini.hooks(fwd_hooks=hooks):
             found = tl_posgen.analyze(mini, TOKENS, **options)
@@ -82,10 +82,10 @@ def test_a_hook_written_for_one_prompt_holds_for_each(mini, added):
 
 
 def test_finished_results_under_other_hooks_are_not_taken(mini):
-    before = tl_posgen.analyze(mini, TOKENS, measures=["loss"], null_seeds=(), progress=False)
+    before = tl_posgen.analyze(mini, TOKENS, measures=["loss"], nulls=0, progress=False)
     with pytest.raises(InputError, match="another fwd_hooks"):
         tl_posgen.analyze(
-            mini, TOKENS, measures=["variance", "loss"], after=before, fwd_hooks=[(HOOK, silent)], null_seeds=()
+            mini, TOKENS, measures=["variance", "loss"], after=before, fwd_hooks=[(HOOK, silent)], nulls=0
         )
 
 
@@ -94,7 +94,7 @@ def test_a_hook_that_fails_leaves_no_hook(mini):
         raise RuntimeError("a hook's own error")
 
     with pytest.raises(RuntimeError, match="a hook's own error"):
-        tl_posgen.analyze(mini, TOKENS, fwd_hooks=[(HOOK, fails)], null_seeds=(), progress=False)
+        tl_posgen.analyze(mini, TOKENS, fwd_hooks=[(HOOK, fails)], nulls=0, progress=False)
     assert hooks_of(mini) == 0
 
 
@@ -110,7 +110,7 @@ def test_a_hook_that_fails_leaves_no_hook(mini):
 )
 def test_what_is_no_hook_is_refused_before_work_starts(mini, hooks, message):
     with pytest.raises(InputError, match=message):
-        tl_posgen.analyze(mini, TOKENS, fwd_hooks=hooks, null_seeds=(), progress=False)
+        tl_posgen.analyze(mini, TOKENS, fwd_hooks=hooks, nulls=0, progress=False)
 
 
 GATED = {

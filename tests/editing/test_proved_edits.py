@@ -157,7 +157,7 @@ def test_what_another_function_does_between_two_edits_or_to_queries_behind_is_no
 def test_a_measure_under_a_hook_on_scores_does_not_replace_what_it_edits(model):
     halved = [(IS_SCORES, lambda scores, hook: scores / 2)]
     with pytest.raises(InputError, match="hooks that change scores behind them"):
-        PlaneCost(["drop"], ["thirds"])(model, TOKENS, fwd_hooks=halved, null_seeds=(), progress=False)
+        PlaneCost(["drop"], ["thirds"])(model, TOKENS, fwd_hooks=halved, nulls=0, progress=False)
 
 
 def zeros(capture):

@@ -12,7 +12,7 @@ from tl_posgen.hooks import FrequencyRule, hold_planes, with_frequencies
 from tl_posgen.models.session import session_of
 from tl_posgen.position.length import LengthExtrapolation
 
-QUICK = {"null_seeds": (), "progress": False}
+QUICK = {"nulls": 0, "progress": False}
 
 
 def test_every_name_has_a_row():

@@ -17,7 +17,7 @@ from tl_posgen.models.tokens import to_prompts
 from tl_posgen.report.terminal import print_own
 from tl_posgen.stats.intervals import mean_interval
 
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 pytestmark = pytest.mark.longer
 RULES = ("hold_planes", "quarter_turns", "hold_all", "lm_infinite", "self_extend", "interpolation", "ntk", "yarn")
 N = 32
@@ -143,7 +143,7 @@ def test_one_gap_is_enough(small_model, prompts):
     found = Gap(**{**OPTIONS, "gaps": (0,)})(small_model, prompts, **QUIET)
     assert len(found.table()) == len(found.trained["condition"])
     assert found.findings()[0].startswith("Gaps of up to 0 tokens. ")
-    found = Gap(**{**OPTIONS, "gaps": (9,)})(small_model, prompts, **{**QUIET, "null_seeds": (0,)})
+    found = Gap(**{**OPTIONS, "gaps": (9,)})(small_model, prompts, **{**QUIET, "nulls": 1})
     assert found.findings()[-1].startswith("A copy across a gap of 9 tokens costs")
 
 

@@ -63,7 +63,7 @@ def test_parts_of_planes_hold_each_once():
 
 def test_costs_are_the_rises_of_plain_runs_in_the_chosen_heads(llama):
     tokens, heads = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(1)), [(0, 1), (1, 3)]
-    result = PlaneCost(["freeze"], ["planes"])(llama, tokens, heads=heads, null_seeds=(), progress=False)
+    result = PlaneCost(["freeze"], ["planes"])(llama, tokens, heads=heads, nulls=0, progress=False)
     base = token_losses(llama, tokens).mean(-1)
     (edit, rise), *more = result.measure.costs(result.numbers).items()
     assert (edit, more, rise["plane"].values.tolist()) == ("freeze", [], list(range(4)))
@@ -79,7 +79,7 @@ def test_costs_are_the_rises_of_plain_runs_in_the_chosen_heads(llama):
 def test_the_figure_of_use_shows_costs_and_the_gap_where_they_were_measured(llama):
     tokens = torch.randint(2, 60, (4, 24), generator=torch.Generator().manual_seed(1))
     measures = [PlaneUse(), PlaneCost(["drop", "freeze"], ["planes"]), Gap(gaps=[0, 48], skip=2, needle=4)]
-    report = tl_posgen.analyze(llama, tokens, measures=measures, null_seeds=(0,), progress=False)
+    report = tl_posgen.analyze(llama, tokens, measures=measures, nulls=1, progress=False)
     joined = join_costs_and_gap(report)
     plain, beside = (one["plane_use"].plot("use") for one in (report, joined))
     names = {trace.name for trace in beside.data} - {trace.name for trace in plain.data}
@@ -121,4 +121,4 @@ def test_recall_falls_without_the_planes_of_heads_that_look_up(stories, tinystor
 
 def test_prompts_of_too_few_tokens_are_refused(mini):
     with pytest.raises(tl_posgen.PosgenError, match="prompts of 2 different tokens"):
-        Recall()(mini, torch.tensor([[3, 5, 6, 5, 6]]), null_seeds=(), progress=False)
+        Recall()(mini, torch.tensor([[3, 5, 6, 5, 6]]), nulls=0, progress=False)

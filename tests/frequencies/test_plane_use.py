@@ -19,7 +19,7 @@ PROMPTS = torch.randint(2, 60, (2, 24), generator=torch.Generator().manual_seed(
 
 @pytest.fixture(scope="module")
 def result(mini, alice):
-    return PlaneUse()(mini, alice, null_seeds=(0,), **CUT)
+    return PlaneUse()(mini, alice, nulls=1, **CUT)
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +108,16 @@ def test_a_layer_without_rope_has_no_numbers_and_a_choice_of_such_layers_is_refu
     data = use_of(family_model("smollm3", "bridge"))
     assert data["use"].notnull().all(("head", "plane")).values.tolist() == [True, False]
     with pytest.raises(UnsupportedModelError, match="layers 1: none of them has RoPE"):
-        PlaneUse()(family_model("smollm3", "bridge"), PROMPTS, layers=[1], null_seeds=(), progress=False)
+        PlaneUse()(family_model("smollm3", "bridge"), PROMPTS, layers=[1], nulls=0, progress=False)
     with pytest.raises(UnsupportedModelError, match="no layer of this model has RoPE"):
-        PlaneUse()(family_model("gpt2"), PROMPTS, null_seeds=(), progress=False)
+        PlaneUse()(family_model("gpt2"), PROMPTS, nulls=0, progress=False)
     with pytest.raises(InputError, match="the longest prompt has 2 tokens"):
-        PlaneUse()(family_model("llama"), PROMPTS[:, :2], null_seeds=(), progress=False)
+        PlaneUse()(family_model("llama"), PROMPTS[:, :2], nulls=0, progress=False)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "smollm3", "neox"])
 def test_the_figure_has_a_bar_a_turning_plane_and_a_mark_a_head(family_model, name):
-    result = PlaneUse()(family_model(name, "bridge"), PROMPTS, null_seeds=(), progress=False)
+    result = PlaneUse()(family_model(name, "bridge"), PROMPTS, nulls=0, progress=False)
     traces = result.plot("use").data
     heads = [trace for trace in traces if trace.name == "heads"]
     marked = sum(len(trace.x) for trace in heads)

@@ -30,7 +30,7 @@ LITERATURE += ["frequency_entropy", "sink_rate", "positional", "symbolic"]
 
 @pytest.fixture(scope="module")
 def report(mini, alice):
-    return tl_posgen.analyze(mini, alice, measures=[Profiles(period=20)], null_seeds=(0, 1), **CUT)
+    return tl_posgen.analyze(mini, alice, measures=[Profiles(period=20)], nulls=2, **CUT)
 
 
 def captured(model) -> Any:
@@ -57,13 +57,13 @@ def test_the_table_is_made_of_the_results_of_the_same_run(report, result):
 
 def test_the_share_of_the_keys_place_is_a_column_where_variance_gives_it(mini, alice):
     asked = [Profiles(period=8, n_repeated=1), Variance(absolute=True)]
-    report = tl_posgen.analyze(mini, alice, measures=asked, **CUT | {"length": 16, "n_prompts": 8, "null_seeds": ()})
+    report = tl_posgen.analyze(mini, alice, measures=asked, **CUT | {"length": 16, "n_prompts": 8, "nulls": 0})
     expected = report["variance"].frame(tokens="without first")["absolute"]
     np.testing.assert_array_equal(report["profiles"].frame()["absolute"], expected)
 
 
 def test_the_previous_token_head_of_the_stories_model_is_found(stories, tinystories):
-    found = Profiles()(stories, tinystories, null_seeds=(), **{**CUT, "n_prompts": 1})
+    found = Profiles()(stories, tinystories, nulls=0, **{**CUT, "n_prompts": 1})
     highest = found.numbers.extreme("previous_token")
     assert (highest.layer, highest.head) in ((1, 3), (3, 6), (1, 6))
     assert float(found.trained["previous_token"].max()) > 0.5
@@ -73,7 +73,7 @@ def test_the_previous_token_head_of_the_stories_model_is_found(stories, tinystor
 @pytest.mark.parametrize("encoding", ["gpt2", "bloom"])
 def test_models_without_rope_have_profiles_too(family_model, encoding):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
-    found = Profiles()(family_model(encoding, "bridge"), tokens, null_seeds=(), progress=False)
+    found = Profiles()(family_model(encoding, "bridge"), tokens, nulls=0, progress=False)
     assert not found.trained["interaction"].any()
     assert "zero by construction" in found.findings()[-1]
 
@@ -117,7 +117,7 @@ def test_sink_rates_and_slow_means_are_those_of_brute_force(mini):
 
 
 def test_metrics_of_other_papers_are_columns_where_asked_for(mini, alice):
-    cut = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
+    cut = {"length": 32, "n_prompts": 2, "nulls": 0, "progress": False}
     own, plain = (Profiles(metrics=metrics)(mini, alice, **cut) for metrics in ("literature", "own"))
     assert set(own.frame()) - set(plain.frame()) == set(LITERATURE)
     np.testing.assert_array_equal(own.frame()[plain.frame().columns], plain.frame())

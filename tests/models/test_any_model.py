@@ -182,7 +182,7 @@ def hold(drawn: Drawn) -> None:
         for place, capture in together.items():
             torch.testing.assert_close(capture.attn_scores, alone[place].attn_scores, rtol=2e-3, atol=2e-3)
 
-    options = {"null_seeds": (), "progress": False, "measures": ["three_axis", "variance"]}
+    options = {"nulls": 0, "progress": False, "measures": ["three_axis", "variance"]}
     prompts = [prompt.tolist() for prompt in drawn.prompts()]
     report, again = (tl_posgen.analyze(model, prompts, **options) for _ in range(2))
     for name in report:

@@ -26,7 +26,7 @@ TOKENS = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(4
 ON_GLIBC = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="other C libraries keep freed memory in other ways"
 )
-QUIET = {"progress": False, "null_seeds": ()}
+QUIET = {"progress": False, "nulls": 0}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_a_random_init_in_the_place_of_the_model_has_the_very_weights_of_a_fresh
     directory = family_directory("llama")
     model = tl_posgen.load_model(directory, backend)
     fresh = [dict(random_like(model, seed).named_parameters()) for seed in (0, 3)]
-    inits = NullModels(model, (0, 3)).models(in_place=True)
+    inits = NullModels(model, {"random init": (0, 3)}).models(in_place=True)
     for (_, made), expected in zip(inits, fresh, strict=True):
         assert is_released(model)
         own = dict(made.named_parameters())

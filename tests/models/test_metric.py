@@ -18,7 +18,7 @@ from tl_posgen.slash import BandAblation
 pytestmark = pytest.mark.longer
 
 TEXT = "The White Rabbit put on his spectacles and looked at the King, and the King at the Queen. " * 3
-CUT = {"length": 32, "n_prompts": 2, "null_seeds": (), "progress": False}
+CUT = {"length": 32, "n_prompts": 2, "nulls": 0, "progress": False}
 THIRDS = BandAblation(schemes=("thirds",))
 
 
@@ -68,7 +68,7 @@ def test_titles_sentences_and_provenance_name_the_metric(small_model):
 
 
 def likelihood(logits, tokens):
-    """The mean log-likelihood of each prompt, of which higher is better."""
+    """The log-likelihood of each predicted token, of which higher is better."""
     return -doubled(logits, tokens) / 2
 
 
@@ -100,7 +100,7 @@ MEASURES = [
 @pytest.mark.parametrize("metric", [doubled, likelihood])
 @pytest.mark.parametrize("measure", MEASURES, ids=lambda measure: measure.name)
 def test_words_are_true_of_a_metric_of_either_direction(mini, alice, measure, metric):
-    settings = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
+    settings = {"length": 64, "n_prompts": 4, "nulls": 0, "progress": False}
     plain, of_metric = (measure(mini, alice, metric=judge, **settings) for judge in (None, metric))
     assert any("nats" in text for text in words_of(plain))
     for text in words_of(of_metric):
@@ -110,7 +110,7 @@ def test_words_are_true_of_a_metric_of_either_direction(mini, alice, measure, me
 
 @pytest.mark.slow
 def test_what_a_control_costs_is_said_as_a_difference_of_the_metric(mini, alice):
-    settings = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
+    settings = {"length": 64, "n_prompts": 4, "nulls": 0, "progress": False}
     higher, lower = (Substitution()(mini, alice, metric=metric, **settings) for metric in (doubled, likelihood))
     worth = [result.measure.worth(result.numbers).value for result in (higher, lower)]
     assert worth[0] == pytest.approx(-2 * worth[1])
@@ -182,12 +182,12 @@ def test_where_parts_of_a_prompt_are_compared_a_value_a_prompt_is_refused(mini):
     metric = tl_posgen.logit_difference(mini, " and", " the", at=10)
     for measure, cut in ((LengthExtrapolation(inside=32, times=2), {}), (Gap(), {"length": 64})):
         with pytest.raises(InputError, match="one value for a whole prompt"):
-            measure(mini, TEXT * 20, metric=metric, n_prompts=2, null_seeds=(), progress=False, **cut)
+            measure(mini, TEXT * 20, metric=metric, n_prompts=2, nulls=0, progress=False, **cut)
 
 
 def test_a_metric_of_text_behind_a_gap_sees_the_whole_prompt(mini):
     """Its values are those at the same tokens of a whole pass, and not of logits that were cut before."""
-    cut = {"length": 64, "n_prompts": 2, "null_seeds": (), "progress": False}
+    cut = {"length": 64, "n_prompts": 2, "nulls": 0, "progress": False}
 
     def place(logits, tokens):
         return torch.arange(tokens.shape[1] - 1.0).expand(len(tokens), -1)

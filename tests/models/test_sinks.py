@@ -11,7 +11,7 @@ from tl_posgen.models.loading.load import load_model
 from tl_posgen.slash.dominance import statistics_from_qk, statistics_of
 
 TOKENS = torch.randint(4, 60, (3, 30), generator=torch.Generator().manual_seed(0))
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 
 
 @pytest.fixture(scope="module")

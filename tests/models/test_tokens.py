@@ -225,7 +225,7 @@ def test_what_a_measure_holds_counts_where_prompts_are_refused(mini_bridge, monk
         with session_of(mini_bridge).choosing(Choices(choice, matrices=10)), pytest.raises(InputError, match=message):
             to_prompts(mini_bridge, tokens)
     with pytest.raises(InputError, match=message):
-        analyze(mini_bridge, tokens, measures="band_ablation", null_seeds=(), progress=False)
+        analyze(mini_bridge, tokens, measures="band_ablation", nulls=0, progress=False)
 
 
 def test_a_string_that_names_a_file_is_not_taken_for_its_text(mini, tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ def test_what_is_not_one_token_is_refused(mini, alice, first, message):
     with pytest.raises(InputError, match=message):
         to_prompts(mini, alice, 16, 1, first=first)
     with pytest.raises(InputError, match=message):
-        analyze(mini, alice, length=16, n_prompts=1, first=first, null_seeds=(), progress=False)
+        analyze(mini, alice, length=16, n_prompts=1, first=first, nulls=0, progress=False)
 
 
 def test_what_prompts_begin_with_is_said(mini, alice):
@@ -311,7 +311,7 @@ def test_a_report_says_which_text_it_is_of(mini, tmp_path):
     others = {"token ids": [[1, 2, 3]], "'Down, down.'": "Down, down.", "'Down.'": ["Down."]}
     assert {name_of_text(text): text for text in (named | begun | others).values()} == named | begun | others
     assert pickle.loads(pickle.dumps(walrus)).name == "walrus"
-    report = analyze(mini, walrus, measures="loss", length=16, n_prompts=2, nulls=False)
+    report = analyze(mini, walrus, measures="loss", length=16, n_prompts=2, nulls=0)
     assert report.provenance["text"] == report["loss"].provenance["text"] == "walrus"
     assert "2 prompts of 16 tokens of walrus" in report.html()
 
@@ -319,7 +319,7 @@ def test_a_report_says_which_text_it_is_of(mini, tmp_path):
 def test_prompts_of_a_text_that_repeats_are_no_samples_and_that_is_said(mini, alice):
     """Whatever the places at which they are cut from it; a text that goes on says nothing."""
     again = "The time has come, the Walrus said, to talk of many things: of shoes and ships and sealing-wax. " * 40
-    reports = [analyze(mini, text, measures="variance", length=48, n_prompts=4, nulls=False) for text in (again, alice)]
+    reports = [analyze(mini, text, measures="variance", length=48, n_prompts=4, nulls=0) for text in (again, alice)]
     warned = [[one for one in report.findings() if "too narrow" in one] for report in reports]
     assert [len(one) for one in warned] == [1, 0]
     assert "repeated" not in reports[1].provenance
@@ -330,8 +330,6 @@ def test_prompts_of_a_text_that_repeats_are_no_samples_and_that_is_said(mini, al
 
 
 def test_prompts_beyond_the_context_are_said_to_be(mini_bridge, alice):
-    inside, beyond = (
-        analyze(mini_bridge, alice, measures="loss", length=n, n_prompts=1, nulls=False) for n in (512, 513)
-    )
+    inside, beyond = (analyze(mini_bridge, alice, measures="loss", length=n, n_prompts=1, nulls=0) for n in (512, 513))
     assert "beyond" not in " ".join(inside.findings())
     assert "loss: measured on prompts of up to 513 tokens, beyond the model's context of 512." in beyond.findings()

@@ -34,7 +34,7 @@ def measured(values):
 
 def test_a_report_is_of_the_heads_that_the_layers_have(uneven):
     heads, model = uneven
-    names, how = ["three_axis", "slash"], {"null_seeds": (0,), "shuffled_seeds": ()}
+    names, how = ["three_axis", "slash"], {"nulls": {"random init": (0,)}}
     report = analyze(model, TOKENS, measures=names, progress=False, **how)
     places = [(layer, head) for layer in (0, 1) for head in range(heads[layer])]
     for frame in (report.frame(), report.frame("random init")):
@@ -50,7 +50,7 @@ def test_a_report_is_of_the_heads_that_the_layers_have(uneven):
 @pytest.mark.slow
 def test_substitution_is_of_the_heads_that_the_layers_have(uneven):
     heads, model = uneven
-    report = analyze(model, TOKENS, measures="substitution", null_seeds=(), progress=False)
+    report = analyze(model, TOKENS, measures="substitution", nulls=0, progress=False)
     values = report["substitution"].trained["r"]
     np.testing.assert_array_equal(measured(values), np.arange(8) < np.array(heads)[:, None])
 
@@ -93,4 +93,4 @@ def test_scores_of_a_head_are_replaced_alone(uneven):
 def test_projections_that_cannot_be_had_are_refused_with_the_layer(uneven):
     heads, model = uneven
     with pytest.raises(UnsupportedModelError, match=rf"layer {heads.index(8)}: TransformerLens splits W_Q .* has 8"):
-        analyze(model, TOKENS, measures="cone", null_seeds=(), progress=False)
+        analyze(model, TOKENS, measures="cone", nulls=0, progress=False)

@@ -127,7 +127,7 @@ def test_figures_are_drawn_of_chosen_heads_alone(report):
 
 def test_a_figure_of_the_whole_model_is_refused_for_chosen_heads(mini):
     tokens = torch.arange(2, 26)[None].repeat(2, 1)
-    result = Rules(rules=["window"], budget=6)(mini, tokens, null_seeds=(), progress=False)
+    result = Rules(rules=["window"], budget=6)(mini, tokens, nulls=0, progress=False)
     assert len(result.plot("recall", heads="L3H1").data)
     with pytest.raises(InputError, match="heads: 'rise' of rules is of the whole model"):
         result.plot("rise", heads="L3H1")

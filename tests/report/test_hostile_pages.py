@@ -40,7 +40,7 @@ def report(tmp_path_factory):
     draw = random.Random(0)
     text = " ".join(draw.choice(HOSTILE if draw.random() < 0.7 else words[-200:]) for _ in range(400))
     model = tl_posgen.load_model(directory)
-    cut = {"length": 34, "n_prompts": 2, "null_seeds": (), "layers": [0, 1], "progress": False}
+    cut = {"length": 34, "n_prompts": 2, "nulls": 0, "layers": [0, 1], "progress": False}
     return tl_posgen.analyze(
         model, text, measures=[*MEASURES, LengthExtrapolation(inside=34, times=2)], skip_unsupported=True, **cut
     )

@@ -10,7 +10,7 @@ import tl_posgen
 from tl_posgen.models import bundled_text
 from tl_posgen.report.figures import NOTHING, Panels
 
-CUT = {"length": 18, "n_prompts": 1, "null_seeds": (), "progress": False}
+CUT = {"length": 18, "n_prompts": 1, "nulls": 0, "progress": False}
 EDITS = {
     "W_Q of the layer": lambda model: model.blocks[0].attn.W_Q,
     "the embedding": lambda model: model.embed.weight if hasattr(model.embed, "weight") else model.embed.W_E,

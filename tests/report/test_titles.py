@@ -36,7 +36,7 @@ def test_a_page_of_one_subject_has_its_question(names, is_first):
 @pytest.mark.longer
 def test_names_that_users_give_are_no_markup(alice):
     name = "<b>x</b> &lt; a_b*c*"
-    options = {"measures": ["three_axis", "mean_key", "loss"], "length": 24, "n_prompts": 2, "null_seeds": (0,)}
+    options = {"measures": ["three_axis", "mean_key", "loss"], "length": 24, "n_prompts": 2, "nulls": 1}
     report = tl_posgen.analyze("mini", alice, progress=False, **options)
     compared = tl_posgen.compare(report, report, names=(name, "plain"))["comparison"]
     named = [
@@ -77,9 +77,7 @@ def test_a_page_says_every_sentence_once_and_carries_each_script_once(alice):
 
 @pytest.mark.longer
 def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(alice):
-    report = tl_posgen.analyze(
-        "mini", alice, measures=["variance"], length=16, n_prompts=1, null_seeds=(), progress=False
-    )
+    report = tl_posgen.analyze("mini", alice, measures=["variance"], length=16, n_prompts=1, nulls=0, progress=False)
     result = report["variance"]
     many = replace(result, dataset=grown(result, 20, 15).dataset)
     table = tl_posgen.Report({"variance": many}, {}).html().split('<div class="scroll">')[1].split("</div>")[0]
@@ -101,7 +99,7 @@ def test_a_table_of_many_heads_is_whole_and_numbers_of_two_measures_stand_once(a
 
 @pytest.mark.longer
 def test_no_column_is_lost_that_agrees_by_chance(alice):
-    cut = {"length": 40, "n_prompts": 2, "null_seeds": (), "progress": False}
+    cut = {"length": 40, "n_prompts": 2, "nulls": 0, "progress": False}
     for heads in (["L0H0", "L1H1", "L2H2"], ["L0H1", "L1H0"]):  # there slash_distance is 0, 1
         report = tl_posgen.analyze("mini", alice, measures=["slash"], heads=heads, **cut)
         frame = report.frame()

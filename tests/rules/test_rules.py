@@ -25,7 +25,7 @@ CHOSEN = ("window", "sinks", "slashes", "mean_query", "position_and_content")
 
 @pytest.fixture(scope="module")
 def result(mini, alice):
-    return Rules(rules=CHOSEN, budget=BUDGET)(mini, alice, null_seeds=(0,), **CUT)
+    return Rules(rules=CHOSEN, budget=BUDGET)(mini, alice, nulls=1, **CUT)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_the_loss_is_that_of_the_hooked_model_behind_the_budget(result, mini, ro
 
 
 def test_each_recall_stands_beside_its_null(mini, rows):
-    found = Rules(rules=["window"], budget=BUDGET)(mini, torch.stack(rows), null_seeds=(0,), progress=False)
+    found = Rules(rules=["window"], budget=BUDGET)(mini, torch.stack(rows), nulls=1, progress=False)
     assert found.findings()[1].count("(random init") == 2  # of the rule, and of drawn keys
 
 
@@ -119,7 +119,7 @@ def test_rules_stand_between_drawn_and_the_best_keys(result):
 @pytest.mark.parametrize(("name", "backend"), family_cases("gpt2"))
 def test_every_encoding_has_rules(family_model, name, backend):
     model, tokens = family_model(name, backend), torch.randint(2, 60, (2, 20), generator=torch.manual_seed(0))
-    found = Rules(budget=3)(model, tokens, null_seeds=(), progress=False)
+    found = Rules(budget=3)(model, tokens, nulls=0, progress=False)
     recall = found.trained["recall"].sel(tokens="all").squeeze("prompt")
     recall = recall.stack(place=("layer", "head")).dropna("place")  # heads that their layer has
     np.testing.assert_allclose(recall.sel(rule="oracle"), 1, atol=1e-3)
@@ -159,7 +159,7 @@ def test_the_oracle_ranks_by_the_scores_of_the_pass(result, mini, rows):
 
 
 def test_chosen_heads_alone_have_rules(result, mini, rows):
-    found = Rules(rules=["window"], budget=BUDGET)(mini, rows, heads=["1.2", "3.0"], null_seeds=(), progress=False)
+    found = Rules(rules=["window"], budget=BUDGET)(mini, rows, heads=["1.2", "3.0"], nulls=0, progress=False)
     tokens = torch.stack(rows[1::2])
     losses = [
         token_losses(mini, tokens, hooks)

@@ -42,14 +42,14 @@ def test_scores_are_those_of_slash_and_of_slash_ablation_until_what_went_before_
 def test_bands_by_wavelength_go_by_each_layers_own_frequencies(family_model):
     model = family_model("gemma3", "bridge")
     tokens = torch.randint(2, 64, (1, 100), generator=torch.Generator().manual_seed(0))
-    data = BandAblation(schemes=["wavelength"])(model, tokens, null_seeds=(), progress=False).trained
+    data = BandAblation(schemes=["wavelength"])(model, tokens, nulls=0, progress=False).trained
     expected = [int(bands_by_wavelength(one.rope, 100)[2].sum()) for one in geometry_of(model)]
     assert data.n_planes.sel(condition="keep low, wavelength").values.tolist() == expected
     assert expected[0] != expected[1]
 
 
 def test_intervals_are_over_prompts_of_scores_and_of_what_each_prompt_loses(family_model, alice):
-    few = {"length": 24, "n_prompts": 4, "null_seeds": (), "progress": False}
+    few = {"length": 24, "n_prompts": 4, "nulls": 0, "progress": False}
     model, measure = family_model("llama"), BandAblation(schemes=["thirds"])
     result = measure(model, alice, **few)
     band, own = result.measure, result.numbers

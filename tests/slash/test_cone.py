@@ -22,7 +22,7 @@ pytestmark = pytest.mark.longer
 LAYER = 3
 VARIANTS = [("all", 0), ("without first", 1)]
 TOKENS = torch.arange(2, 26)[None]
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.longer
 THIRDS = {"schemes": ["thirds"]}  # half of the conditions
 QUICK = ["slash", "slash_planes", SlashAblation(**THIRDS), "slash_transfer", "cone", BandAblation(**THIRDS), "loss"]
 TOKENS = torch.arange(24)[None] + 10
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 
 
 def test_scores_are_those_of_the_measure_slash_in_the_model_and_in_its_random_init(small):

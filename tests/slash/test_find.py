@@ -29,7 +29,7 @@ def test_heads_rank_as_transformer_lens_ranks_them(trained):
     model, text = trained
     passage = text[:800]
     tokens = model.to_tokens(passage)
-    data = Slash()(model, tokens, null_seeds=(), progress=False).sel(tokens="all", distance=1)
+    data = Slash()(model, tokens, nulls=0, progress=False).sel(tokens="all", distance=1)
     ours = data["score"].to_series().sort_index()
     # "mul" is the share of the whole pattern on the diagonal
     theirs = detect_head(model, passage, "previous_token_head", error_measure="mul").flatten()
@@ -51,7 +51,7 @@ def test_finds_among_chosen_heads_are_those_of_the_whole(mini, alice):
 def test_finds_are_all_heads_and_distances_that_reach_kappa_of_those_asked_for(mini, alice):
     cut = {"length": 128, "n_prompts": 1, "progress": False}
     found = tl_posgen.find_slash_heads(mini, alice, kappa=0.1, distances=[1, 0, 1], **cut)
-    data = Slash()(mini, alice, null_seeds=(), **cut).sel(tokens="all")
+    data = Slash()(mini, alice, nulls=0, **cut).sel(tokens="all")
     score = data["score"].sel(distance=[0, 1])
     assert set(found["distance"]) == {0, 1}
     assert found["score"].is_monotonic_decreasing

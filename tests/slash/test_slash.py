@@ -60,7 +60,7 @@ def test_the_best_heads_stand_with_their_distances(result, data):
 
 def test_dominant_heads_reach_kappa(mini, alice):
     slash = Slash(kappa=0.3, distances=[1, 0, 500], kappa_long=0.0128)
-    whole = slash(mini, alice, length=112, n_prompts=1, null_seeds=(), progress=False)  # long is 50 and more
+    whole = slash(mini, alice, length=112, n_prompts=1, nulls=0, progress=False)  # long is 50 and more
     data = whole.sel(tokens="all")
     assert data.short_distance.values.tolist() == [0, 1]
     np.testing.assert_array_equal(data.dominant, data.score.sel(distance=[0, 1]) >= 0.3)
@@ -114,7 +114,7 @@ def test_no_head_of_a_prompt_of_two_tokens_is_dominant_and_the_sentence_says_why
     ],
 )
 def test_the_table_of_slash_heads_explains_the_columns_that_it_has(mini, alice, measures, explained):
-    settings = {"length": 64, "n_prompts": 2, "null_seeds": (), "progress": False}
+    settings = {"length": 64, "n_prompts": 2, "nulls": 0, "progress": False}
     report = tl_posgen.analyze(mini, alice, measures=measures, **settings)
     table = slash_heads(report)
     assert table.columns.tolist() == ["layer", "head", "distance", *explained]

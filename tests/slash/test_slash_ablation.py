@@ -16,7 +16,7 @@ MEASURE = "slash_ablation"
 
 pytestmark = pytest.mark.longer
 
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 
 
 def test_unchanged_is_the_model_and_means_without_rope_are_uniform(report, result):

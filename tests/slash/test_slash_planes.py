@@ -15,7 +15,7 @@ FROM = "single"
 
 N = 80
 LAYER = 3
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 
 pytestmark = pytest.mark.longer
 

@@ -29,7 +29,7 @@ def test_random_prompts_keep_first_tokens_and_lengths_and_nothing_else():
 def test_scores_on_random_tokens_are_those_of_an_analysis_of_them(mini, alice, result):
     tokens = to_prompts(mini, alice, **CUT)
     drawn = torch.stack(random_prompts(tokens, mini.cfg.d_vocab, seed=0))
-    direct = Slash()(mini, drawn, null_seeds=(), progress=False).trained
+    direct = Slash()(mini, drawn, nulls=0, progress=False).trained
     np.testing.assert_allclose(result.trained["score"].sel(source="random"), direct["score"], atol=1e-6)
 
 

@@ -13,7 +13,7 @@ from tl_posgen.sources import Sources
 
 pytestmark = pytest.mark.longer
 
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 AT = {"tokens": "without first", "side": "k", "term": "position"}
 
 

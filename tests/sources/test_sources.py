@@ -17,7 +17,7 @@ from tl_posgen.sources.numbers import TERMS
 pytestmark = pytest.mark.longer
 
 TOKENS = torch.randint(2, 60, (2, 9), generator=torch.manual_seed(0))
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 EVERY = {"terms": tuple(TERMS), "sides": ("k", "q")}
 PARTS = {"position": ("d", "qd"), "content": ("k", "qk"), "interaction": ("kd", "qkd"), "key": ("k",)}
 

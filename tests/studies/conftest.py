@@ -28,4 +28,4 @@ def per_head(checkpoints, alice):
 @pytest.fixture(scope="session")
 def of_coupling(checkpoints, alice):
     """Coupling at K = 4 beside two random inits."""
-    return emergence(checkpoints, alice, measures=[Coupling(k=4)], null_seeds=(0, 1), **CUT)
+    return emergence(checkpoints, alice, measures=[Coupling(k=4)], nulls=2, **CUT)

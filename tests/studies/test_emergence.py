@@ -48,7 +48,7 @@ def test_the_last_checkpoint_measures_as_the_model_itself(per_head, of_coupling,
     tokens = torch.stack(to_prompts(mini, alice, length=32, n_prompts=4))
     loss = float(token_losses(mini, tokens).mean())
     assert float(per_head.trained["loss"][-1].mean()) == pytest.approx(loss, abs=1e-3)
-    result, compared = Coupling(k=4)(mini, alice, null_seeds=(), **CUT), 0
+    result, compared = Coupling(k=4)(mini, alice, nulls=0, **CUT), 0
     last = of_coupling.trained.isel(checkpoint=-1)
     for name, array in result.trained.data_vars.items():
         if f"coupling_{name}" in last:
@@ -196,7 +196,7 @@ class Weight(Measure):
 
 
 def test_a_measure_of_ones_own_is_followed_by_its_first_numbers(checkpoints, alice):
-    found = emergence(checkpoints, alice, measures=Weight(), null_seeds=(), **OPTIONS)
+    found = emergence(checkpoints, alice, measures=Weight(), nulls=0, **OPTIONS)
     assert found.sel()["weight_weight"].dims == ("checkpoint",)
     assert "weight_name" not in found.dataset
     assert found.findings()[1].startswith("Weight weight goes from")
@@ -216,14 +216,14 @@ def test_an_interrupted_run_keeps_its_finished_checkpoints(checkpoints, tmp_path
                 raise KeyboardInterrupt
             return super().of_model(run)
 
-    asked = {"measures": ["three_axis", InterruptedOnce()], "null_seeds": (), "keep": tmp_path, **OPTIONS}
+    asked = {"measures": ["three_axis", InterruptedOnce()], "nulls": 0, "keep": tmp_path, **OPTIONS}
     with pytest.raises(KeyboardInterrupt):
         emergence(checkpoints, alice, **asked)
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert any("-step0-" in path.name for path in kept)
     found = emergence(checkpoints, alice, **asked)
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    whole = emergence(checkpoints, alice, measures="three_axis", null_seeds=(), **OPTIONS)
+    whole = emergence(checkpoints, alice, measures="three_axis", nulls=0, **OPTIONS)
     xr.testing.assert_equal(found.sel()["three_axis_r"], whole.sel()["three_axis_r"])
 
 
@@ -235,7 +235,7 @@ def test_bad_input_is_refused(checkpoints, tmp_path, alice):
         (checkpoints, CUT, "no tokenizer"),
         (checkpoints, {"measures": [Coupling(k=129)], **OPTIONS}, r"k \[129\]: choose from 1 to 128"),
         (checkpoints, {"measures": ["nonsense"], **OPTIONS}, "no measure 'nonsense'"),
-        ([MINI], {"null_seeds": (0, 0), **CUT}, "null_seeds"),
+        ([MINI], {"nulls": -1, **CUT}, "nulls=-1"),
     ):
         with pytest.raises(InputError, match=message):
             emergence(given, alice, **options)

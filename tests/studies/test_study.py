@@ -68,7 +68,8 @@ def test_every_example_lists_its_jobs_without_the_network(path, no_network):
         ({"texts": [{"path": "bundled", "characters": 0}]}, "characters = 0: give a whole number, 1 or more"),
         ({"length": "long"}, "length = 'long': give a whole number"),
         ({"length": 1}, "length = 1: give a whole number, 2 or more"),
-        ({"null_seeds": [0, 0]}, "each seed may stand only once"),
+        ({"nulls": {"shuffled": [0, 0]}}, "each seed may stand only once"),
+        ({"nulls": [0]}, "nulls=[0]: give how many random inits"),
         ({"seed": -1}, "seed = -1"),
         ({"name": "a/b"}, "name = 'a/b'; give letters"),
         ({"name": None}, "name = None: give a word"),
@@ -98,9 +99,19 @@ def test_a_file_that_is_no_study_is_named(tmp_path):
             Study.read(path)
 
 
+@pytest.mark.parametrize(
+    "table", ['nulls = {"random init" = [1], shuffled = [0]}', '[nulls]\n"random init" = [1]\nshuffled = [0]']
+)
+def test_null_models_are_a_number_or_a_table(tmp_path, table):
+    (path := tmp_path / "study.toml").write_text(f'name = "kinds"\nmodels = ["mini"]\n{table}')
+    assert Study.read(path).cut["nulls"] == {"random init": [1], "shuffled": [0]}
+    assert [Study.read(LEAST | nulls).cut["nulls"] for nulls in ({}, {"nulls": 0}, {"nulls": 3})] == [1, 0, 3]
+
+
 def test_a_job_depends_on_all_that_its_result_depends_on():
     jobs = [Study.read(LEAST | change).jobs()[0] for change in (
-        {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"null_seeds": []}, {"first": ","},
+        {}, {"length": 8}, {"n_prompts": 1}, {"seed": 1}, {"nulls": 0}, {"nulls": {"random init": [0]}},
+        {"first": ","},
         {"measures": ["slash"]},
         {"measures": [{"name": "slash", "kappa": 0.2}]}, {"models": [{"name": "mini", "backend": "bridge"}]},
         {"texts": [{"path": "bundled", "characters": 1000}]},

@@ -38,7 +38,7 @@ def study(family_directory, tmp_path):
 @pytest.mark.slow
 def test_a_study_of_one_measure_fails_where_the_model_does_not_allow_it(family_directory, tmp_path):
     """What the measure comes after is no result in its place; of two measures the other one is."""
-    study = {"name": "one", "models": [str(family_directory("gpt2"))], "length": 12, "n_prompts": 1, "null_seeds": []}
+    study = {"name": "one", "models": [str(family_directory("gpt2"))], "length": 12, "n_prompts": 1, "nulls": 0}
     (failed,) = sweep(study | {"measures": ["band_ablation"]}, out=tmp_path / "one", progress=False).values()
     assert failed.startswith("failed: UnsupportedModelError:")
     done = sweep(study | {"measures": ["band_ablation", "three_axis"]}, out=tmp_path / "two", progress=False)
@@ -79,7 +79,7 @@ def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, f
     for kind in kinds:
         assert len(report["study"].plot(kind).data) >= 2
     assert re.search(r"over 2 models \(random init \S+, shuffled \S+\)", report.findings()[0])
-    assert report.provenance["shuffled_seeds"] == [0]
+    assert report.provenance["nulls"]["shuffled"] == [0]
     assert {trace.name.rpartition(", ")[2] for trace in report["study"].plot("size").data} == {
         *("mean", "random init", "shuffled")
     }
@@ -91,7 +91,7 @@ def test_a_failing_model_is_one_line_and_is_tried_again_by_the_next_run(study, f
 @pytest.mark.slow
 def test_two_models_alike_without_random_inits_are_said_to_be_so(tmp_path):
     models = ["mini", {"name": "mini", "label": "again"}]
-    cut = {"length": 12, "n_prompts": 4, "null_seeds": []}
+    cut = {"length": 12, "n_prompts": 4, "nulls": 0}
     sweep({"name": "alike", "models": models, "measures": ["three_axis"], **cut}, out=tmp_path, progress=False)
     report = report_study(tmp_path)
     assert " in all 2 models." in report.findings()[0]
@@ -114,7 +114,7 @@ def test_what_cannot_be_swept_is_refused_before_work_starts(study, tmp_path):
 
 
 def test_a_damaged_result_is_named_with_the_remedy(tmp_path):
-    study = {"name": "one", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
+    study = {"name": "one", "models": ["mini"], "length": 8, "n_prompts": 1, "nulls": 0, "measures": ["loss"]}
     sweep(study, out=tmp_path, progress=False)
     [path] = (tmp_path / JOBS).iterdir()
     path.write_bytes(path.read_bytes()[:-100])
@@ -125,7 +125,7 @@ def test_a_damaged_result_is_named_with_the_remedy(tmp_path):
 
 def test_an_interrupted_sweep_says_what_is_kept(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text("Down, down, down. Would the fall never come to an end?")
-    study = {"name": "two", "models": ["mini"], "length": 8, "n_prompts": 1, "null_seeds": [], "measures": ["loss"]}
+    study = {"name": "two", "models": ["mini"], "length": 8, "n_prompts": 1, "nulls": 0, "measures": ["loss"]}
     study["texts"] = ["bundled", str(tmp_path / "text.txt")]
 
     calls = []
@@ -200,7 +200,7 @@ def test_jobs_of_this_process_run_one_after_the_other(tmp_path):
 ON_RAY = """
 import sys, tl_posgen
 study = {"name": "two", "models": ["mini", {"name": "mini", "label": "again"}], "measures": ["loss"],
-         "length": 8, "n_prompts": 1, "null_seeds": []}
+         "length": 8, "n_prompts": 1, "nulls": 0}
 print(*tl_posgen.sweep(study, out=sys.argv[1], ray="local", progress=False).values())
 """
 
@@ -225,7 +225,7 @@ def test_ray_that_is_not_installed_is_one_line(study, tmp_path, monkeypatch):
 
 def test_the_command_lists_runs_and_refuses(tmp_path, command):
     (tmp_path / "study.toml").write_text(
-        'name = "one"\nmodels = ["mini"]\nlength = 8\nn_prompts = 1\nmeasures = ["loss"]\nnull_seeds = []'
+        'name = "one"\nmodels = ["mini"]\nlength = 8\nn_prompts = 1\nmeasures = ["loss"]\nnulls = 0'
     )
 
     def run(*words):
@@ -250,7 +250,7 @@ def test_the_command_lists_runs_and_refuses(tmp_path, command):
 def test_a_study_of_interventions_keeps_the_condition_and_compares_what_it_does(tmp_path):
     """Of two models alike: all conditions are there, and what is followed is not the unchanged model's number."""
     study = {"name": "two", "models": ["mini", {"name": "mini", "label": "again"}], "length": 32, "n_prompts": 2}
-    study |= {"measures": ["substitution", "three_axis"], "null_seeds": [], "shuffled_seeds": []}
+    study |= {"measures": ["substitution", "three_axis"], "nulls": 0}
     sweep(study, out=tmp_path, progress=False)
     data, alone = open_study(tmp_path), tl_posgen.load(next((tmp_path / JOBS).glob("mini-*.nc")))["substitution"]
     shares, of_mini = alone.measure.recovered(alone.numbers), data["substitution_recovered"].sel(model="mini")

@@ -13,7 +13,7 @@ from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
 from tl_posgen.core.engine import analyze, refusals, step_names
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, Seeds
+from tl_posgen.core.null_models import NullModels, Nulls
 from tl_posgen.core.options import Each, fits, require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
@@ -45,8 +45,7 @@ def judge_claims(
     consecutive: bool = False,
     first: str | int | None = None,
     seed: int = 0,
-    null_seeds: Seeds = (0,),
-    shuffled_seeds: Sequence[int] | None = None,
+    nulls: Nulls = 1,
     keep: str | os.PathLike | None = "claims",
     progress: bool = True,
 ) -> Report:
@@ -58,7 +57,7 @@ def judge_claims(
         papers: any of "position" (Han & Ji 2025), "slash" (Cheng et al. 2026), "coupling" (Aubry et al. 2024), and
             "frequency", claims of several papers on RoPE's planes; or single claims, such as "frequency 6".
         checkpoints: directories of the same model in training, in order; without them claims on training stay open.
-        length, n_prompts, consecutive, first, seed, null_seeds, shuffled_seeds: as in `analyze`.
+        length, n_prompts, consecutive, first, seed, nulls: as in `analyze`.
         keep: directory for finished parts, None for none. A later run with the same weights, text and settings takes
             them up.
 
@@ -75,7 +74,7 @@ def judge_claims(
     Example:
         >>> import tempfile
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> short = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> short = {"papers": ["coupling"], "length": 12, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> with tempfile.TemporaryDirectory() as keep:
         ...     report = judge_claims("mini", bundled_text(), keep=keep, **short)
         >>> [name.removeprefix("coupling ") for name in report["claims"].frame()["claim"]]
@@ -98,19 +97,21 @@ def judge_claims(
     claims = [*{claim.name: claim for name in papers for claim in groups[name]}.values()]
     run: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
     run |= {"first": None if first is None else first_id(session, first)}
-    nulls = NullModels(session, null_seeds, shuffled_seeds)
+    null_models = NullModels(session, nulls)
     run |= {"seed": seed, "progress": progress}
     keeping = Parts.kept_in(None if keep is None else Path(keep) / "parts")
     results: dict[str, Result] = {}
     analyses, reasons = analyses_of(claims, session)
-    planned = [name for _, measures, _, inits in analyses for name in step_names(measures, nulls.with_inits(inits))]
+    planned = [
+        name for _, measures, _, inits in analyses for name in step_names(measures, null_models.with_inits(inits))
+    ]
     with keeping as parts, steps_shown(planned, shown=progress):
         for subject, measures, cut, inits in analyses:
             before = [kind.name for measure in measures for kind in measure.after if measure.runs_model]
             if not set(before) <= set(results):
                 continue
             settings = {**run, "keep": parts, "after": {name: results[name] for name in before}, **cut}
-            settings["null_seeds"] = nulls.with_inits(inits)
+            settings["nulls"] = null_models.with_inits(inits)
             try:
                 report = analyze(subject, prompts, measures=measures, **settings)
                 results |= {measure.name: report[measure.name] for measure in measures}
@@ -122,7 +123,7 @@ def judge_claims(
         if checkpoints and any(WITH_CHECKPOINTS in claim.needs for claim in claims):
             names = {name for claim in claims for name in claim.options.get(WITH_CHECKPOINTS, {}).get("measures", ())}
             loading = {"tokenizer": session.origin.tokenizer, "dtype": session.dtype}
-            of_training = {**run, "measures": sorted(names), "null_seeds": (), "keep": parts, **loading}
+            of_training = {**run, "measures": sorted(names), "nulls": 0, "keep": parts, **loading}
             results[WITH_CHECKPOINTS] = emergence(checkpoints, prompts, **of_training)
         if not results:
             raise UnsupportedModelError(f"{session.label}: none of the measures of the claims can be had")

@@ -25,7 +25,7 @@ from tl_posgen.cli.options import (
 from tl_posgen.errors import InputError, PosgenError
 
 _LOADING = ("name", "backend", "dtype", "device", "revision", "tokenizer")
-_NULLS = ("null_seeds", "shuffled_seeds", "null_device", "no_null")
+_NULLS = ("nulls", "null_device")
 _PAGE = ("out", "force", "full")
 _TEXT = ("text", "prompt", "dataset", "length", "prompts", "consecutive", "first")
 _SHARED = tuple(setting.name for setting in fields(Setup))
@@ -281,7 +281,7 @@ def _coupling_scores(scores: Path, /, *, setup: Setup, score: str = "score", k: 
     setup.measure(coupling_scores, scores, score=score, k=k, **setup.place)
 
 
-@_command(without=("model", "name", "revision", "prompt", "shuffled_seeds", "null_device"))
+@_command(without=("model", "name", "revision", "prompt", "null_device"))
 def _emerge(checkpoints: list[str], /, *, setup: Setup, model: str | None = None, coupling: bool = False) -> None:
     """Every measure over a sequence of training checkpoints: when does the split form?
 

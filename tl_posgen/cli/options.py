@@ -39,11 +39,9 @@ class Setup:
         revision: Branch, tag or commit on the Hub.
         tokenizer: A directory with another tokenizer, or mini; for a model that has none.
         seed: Seed of random draws.
-        null_seeds: Seeds of the randomly initialised models, such as 0-2; 0 if left out. Or by kind of null model:
-            "random init: 0; shuffled matrices: 0".
-        shuffled_seeds: Seeds of models of shuffled weights, or none; 0, for what one pass gives, if left out.
+        nulls: How many random inits to measure beside the model, 0 for no null model. Or seeds by kind of null model:
+            "random init: 0-2; shuffled: 0".
         null_device: Draw random inits on cpu or cuda.
-        no_null: Skip the null models.
         out: Directory for index.html, summary.json and results.nc.
         force: Replace another run's report in --out.
         full: Print all, not three sentences and one table.
@@ -64,10 +62,8 @@ class Setup:
     revision: str | None = None
     tokenizer: str | None = None
     seed: Annotated[int, Parameter(validator=Number(gte=0))] = 0
-    null_seeds: str | None = None
-    shuffled_seeds: str | None = None
+    nulls: str = "1"
     null_device: str = "cpu"
-    no_null: bool = False
     out: str = "report"
     force: bool = False
     full: bool = False
@@ -79,24 +75,16 @@ class Setup:
         if self.prompt is not None and not self.prompt.strip():
             raise InputError("--prompt '': empty; give the text itself")
         texts = [f"--{option}" for option in ("text", "prompt", "dataset") if getattr(self, option) is not None]
-        nulls = {"--null-seeds": self.null_seeds, "--shuffled-seeds": self.shuffled_seeds}
-        seeds = [f"--no-null and {option}" for option, written in nulls.items() if self.no_null and written is not None]
-        for contradiction in ([" and ".join(texts)] if len(texts) > 1 else []) + seeds:
-            raise InputError(f"{contradiction} contradict each other; give one of them")
+        if len(texts) > 1:
+            raise InputError(f"{' and '.join(texts)} contradict each other; give one of them")
 
     @property
     def cut(self) -> dict[str, Any]:
-        """Settings that every measure takes: how the text is cut, seeds of draws and of null models."""
+        """Settings that every measure takes: how the text is cut, seeds of draws, null models."""
         cut: dict[str, Any] = {"length": self.length, "n_prompts": self.prompts, "consecutive": self.consecutive}
         if self.prompt is not None:
             cut = {"length": None, "n_prompts": None, "consecutive": False}
-        seeds = {
-            "null_seeds": "none" if self.no_null else "0" if self.null_seeds is None else self.null_seeds,
-            "shuffled_seeds": self.shuffled_seeds,
-        }
-        for name, written in seeds.items():
-            if written is not None:
-                cut[name] = _parse_seeds(written, f"--{name.replace('_', '-')}")
+        cut["nulls"] = _parse_nulls(self.nulls)
         if self.first is not None:
             cut["first"] = int(self.first) if self.first.isdecimal() else self.first
         if self.null_device != "cpu":
@@ -351,12 +339,17 @@ def parse_heads(words: str | None) -> list[tuple[int, int]] | None:
     return None if words is None else [parse_head(name) for name in re.findall(r"\([^)]*\)|[^,]+", words)]
 
 
-def _parse_seeds(words: str, name: str) -> Any:
-    """'0,2' -> [0, 2]; 'none' -> []; 'random init: 0; shuffled matrices: 0-2' -> seeds by kind of null model."""
-    if ":" in words:
-        kinds = [part.partition(":") for part in words.split(";")]
-        names = [kind.strip() for kind, _, _ in kinds]
-        if twice := [kind for kind in names if names.count(kind) > 1]:
-            raise InputError(f"{name} {words!r}: {twice[0]} is given twice; give all its seeds at once, such as 0,1")
-        return {kind.strip(): _parse_seeds(seeds.strip(), name) for kind, _, seeds in kinds}
-    return [] if words == "none" else parse_indices(words, name)
+def _parse_nulls(words: str) -> Any:
+    """'3' -> 3; 'random init: 0-2; shuffled: 0' -> seeds by kind of null model."""
+    if words.strip().isdecimal():
+        return int(words)
+    if ":" not in words:
+        raise InputError(
+            f"--nulls {words!r}: write how many random inits, 0 for no null model; or seeds by kind, such as "
+            "'random init: 0-2; shuffled: 0'"
+        )
+    kinds = [part.partition(":") for part in words.split(";")]
+    names = [kind.strip() for kind, _, _ in kinds]
+    if twice := [kind for kind in names if names.count(kind) > 1]:
+        raise InputError(f"--nulls {words!r}: {twice[0]} is given twice; give all its seeds at once, such as 0,1")
+    return {kind.strip(): parse_indices(seeds.strip(), "--nulls") for kind, _, seeds in kinds}

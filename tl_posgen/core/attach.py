@@ -11,7 +11,7 @@ from tl_posgen.core.engine import Measures, require_prompts, supported
 from tl_posgen.core.feed import Feed, one_pass
 from tl_posgen.core.inits import result_of
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, Seeds
+from tl_posgen.core.null_models import NullModels, Nulls
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.report import Report
 from tl_posgen.core.run import Run
@@ -81,27 +81,25 @@ class Attached:
         for measure in measures:
             measure.refuse(Run(measure, session_of(model), None, [], self.where, seed))
 
-    def report(self, *, null_seeds: Seeds = (), shuffled_seeds: Sequence[int] | None = None) -> Report:
-        """Return what was found. With seeds the same tokens also go, unhooked, through null models of these seeds, see
-        `analyze`."""
-        feed, nulls = self.feed, NullModels(self.model, null_seeds, shuffled_seeds)
+    def report(self, *, nulls: Nulls = 0) -> Report:
+        """Return what was found. The same tokens also go, unhooked, through null models, where these are asked for as
+        in `analyze`."""
+        feed, null_models = self.feed, NullModels(self.model, nulls)
         n_layers = len(select_heads(self.model, **self.where))
-        by_init = {TRAINED: feed.datasets(nulls.session.label, n_layers)}
+        by_init = {TRAINED: feed.datasets(null_models.session.label, n_layers)}
         token_ids = [tokens for tokens in feed.prompts.values() if tokens is not None]
-        if nulls and len(token_ids) < len(feed.prompts):
-            raise InputError(
-                "null_seeds, shuffled_seeds: some forward passes were not given token ids; run the null yourself"
-            )
+        if null_models and len(token_ids) < len(feed.prompts):
+            raise InputError("nulls: some forward passes were not given token ids; run the null model yourself")
         # a prompt whose token ids are not known has its length
         rows = [torch.zeros(feed.lengths[n]).long() if ids is None else ids for n, ids in feed.prompts.items()]
         for measure in self.measures:
-            require_prompts(measure, nulls.session, rows)
-        prepared = [measure.prepare(nulls.session, rows) for measure in self.measures]
-        for init, (title, null_model) in zip(nulls, nulls.models(), strict=True):
+            require_prompts(measure, null_models.session, rows)
+        prepared = [measure.prepare(null_models.session, rows) for measure in self.measures]
+        for init, (title, null_model) in zip(null_models, null_models.models(), strict=True):
             by_init[init] = one_pass(
                 session_of(null_model), token_ids, self.measures, **self.where, label=title, seed=self.seed
             )
-        provenance = provenance_of(nulls.session, token_ids, nulls.seeds, self.seed)
+        provenance = provenance_of(null_models.session, token_ids, null_models.by_kind, self.seed)
         lengths = sorted(set(feed.lengths.values()))
         provenance |= {"prompts": len(rows), "length": lengths[0] if len(lengths) == 1 else lengths}
         if len(token_ids) < len(rows):

@@ -18,7 +18,7 @@ from tl_posgen.core import registry
 from tl_posgen.core.feed import one_pass
 from tl_posgen.core.inits import contiguous, result_of
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import NullModels, Seeds, null_models_of, seeds_by_kind
+from tl_posgen.core.null_models import NullModels, Nulls, null_models_of, seeds_by_kind
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
@@ -36,7 +36,7 @@ from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_session
 from tl_posgen.models.loading.load import AnyModel, is_ours
-from tl_posgen.models.loading.null_kinds import NULL_KINDS, kind_and_seed, null_label
+from tl_posgen.models.loading.null_kinds import kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
@@ -64,9 +64,7 @@ def analyze(
     consecutive: bool = False,
     first: str | int | None = None,
     seed: int = 0,
-    nulls: bool = True,
-    null_seeds: Seeds | NullModels = (0,),
-    shuffled_seeds: Sequence[int] | None = None,
+    nulls: Nulls | NullModels = 1,
     null_device: str = "cpu",
     fwd_hooks: Hooks = (),
     metric: Any = None,
@@ -95,13 +93,11 @@ def analyze(
         first: a token that every prompt begins with, as a string or an id, in the place of the tokenizer's BOS: such as
             "<|endoftext|>" of a model without one, whose first token is a word that it makes an attention sink.
         seed: of random draws.
-        nulls: False leaves out every null model.
-        null_seeds: seeds of the randomly initialised models of the same shape that everything is repeated on. Or by
-            kind of null model, such as `{"random init": (0,), "shuffled matrices": (0,)}`, for these kinds alone, see
+        nulls: how many randomly initialised models of the same shape everything is repeated on (seeds 0, 1, ..), 0 for
+            no null model. Beside them stands one model of shuffled weights, for the measures that share a single pass:
+            it predicts nothing that an intervention could take away. Or seeds by kind of null model, such as
+            `{"random init": (0, 1), "shuffled": (3,)}`: these kinds alone, everything repeated on each; see
             `tl_posgen.models.loading.null_kinds`.
-        shuffled_seeds: seeds of the models of shuffled weights, see `tl_posgen.models.loading.null_kinds`, that
-            everything is repeated on; () for none. If left out, one beside random inits, for the measures that share a
-            single pass: a model of shuffled weights predicts nothing that an intervention could take away.
         null_device: on which the weights of random inits are drawn: "cuda" is far sooner for a model of billions of
             weights, and draws other numbers than the CPU from one seed.
         fwd_hooks: hooks under which everything is measured, as TransformerLens takes them: (name of a hook point or a
@@ -113,8 +109,8 @@ def analyze(
             `tl_posgen.logit_difference(...)`. Titles name it; sentences, tables and axes speak of the metric, without a
             unit, but the cloze and random copies keep to the loss. Shares recovered, cost and harm take higher as
             worse: give the negative of a metric where lower is worse.
-        after: finished results (a `Report`, say) of the same model, prompts and null_seeds: what a measure needs of
-            them is taken from there and not measured again.
+        after: finished results (a `Report`, say) of the same model, prompts and nulls: what a measure needs of them is
+            taken from there and not measured again.
         skip_unsupported: leave out measures that this model does not allow, with a message, instead of refusing.
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
@@ -134,7 +130,7 @@ def analyze(
 
     Example:
         >>> import tl_posgen
-        >>> report = tl_posgen.analyze("mini", "The White Rabbit put on his spectacles.", nulls=False)
+        >>> report = tl_posgen.analyze("mini", "The White Rabbit put on his spectacles.", nulls=0)
         >>> report["three_axis"].frame().columns.tolist()
         ['layer', 'head', 'r', 'r_within_rows']
     """
@@ -143,13 +139,8 @@ def analyze(
         raise InputError("analyze: give the text to measure on behind the model, such as tl_posgen.bundled_text()")
     seed, requested, metric = check_seed(seed), registry.requested(measures), as_metric(metric)
     finished = check_after(after)
-    if not isinstance(null_seeds, NullModels):
-        seeds_by_kind(null_seeds, shuffled_seeds)
-    require("nulls", nulls, bool)
-    if not nulls:
-        if tuple(null_seeds) not in ((0,), ()) or (shuffled_seeds is not None and len(shuffled_seeds)):
-            raise InputError("nulls=False and seeds of null models contradict each other; give one of them")
-        null_seeds, shuffled_seeds = (), ()
+    if not isinstance(nulls, NullModels):
+        seeds_by_kind(nulls)
     check_draws_on(null_device)
     require("streaming", streaming, bool | None)
     require("consecutive", consecutive, bool)
@@ -171,7 +162,7 @@ def analyze(
     matrices = max((measure.matrices for measure in to_measure), default=0)
     one_by_one = bool(fwd_hooks or there_before)
     choices = Choices(streaming, matrices, metric, one_by_one, None if first is None else first_id(session, first))
-    null_models = null_models_of(session, null_seeds, shuffled_seeds, null_device)
+    null_models = null_models_of(session, nulls, null_device)
     with (
         session.exclusive("analyze"),
         session.choosing(choices),
@@ -197,17 +188,12 @@ def analyze(
         if metric is not None:
             details["metric"] = metric.name
         lists = {id(tokens): tokens for tokens in rows.values()}  # one for all measures that share prompts
-        of_rows = {key: provenance_of(session, tokens, null_models.seeds, seed) for key, tokens in lists.items()}
+        of_rows = {key: provenance_of(session, tokens, seed=seed) for key, tokens in lists.items()}
         for name, result in finished.items():
-            require_same(name, result, of_rows[id(rows[name])] | details)
+            now = of_rows[id(rows[name])] | details | {"nulls": null_models.seeds_for(result.measure)}
+            require_same(name, result, now)
             for measure in (measure for measure in requested if measure.name == name):
                 require_options(measure.prepare(session, rows[name]), result)
-            if lacking := [
-                label for label in null_models if null_models.for_runs(label) and label not in result.numbers.nulls
-            ]:
-                raise InputError(
-                    f"after: {name} was measured without {null_label(lacking[0])}; leave it out to measure it anew"
-                )
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
             selection = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads, "first": choices.first}
@@ -224,22 +210,20 @@ def analyze(
         analysis = _Analysis(session, prompts, rows, where, seed, null_models, fwd_hooks, in_place, parts, depends_on)
         with steps_shown(step_names(prepared, null_models), shown=progress):
             by_init = analysis.datasets(prepared, finished)
-        if null_models is not null_seeds:
+        if null_models is not nulls:
             null_models.free_memory()
         if in_place:
             release(model)
-    results, kinds = dict(finished), map(NULL_KINDS.__getitem__, null_models.by_kind)
-    in_part = [kind for kind in kinds if kind.usual != "all"]  # which some measures may not be repeated on
+    results = dict(finished)
     for measure in prepared:
         datasets = {init: of_init[measure.name] for init, of_init in by_init.items() if measure.name in of_init}
-        kinds_and_seeds = [kind_and_seed(init) for init in datasets if init != TRAINED]
-        seeds = {kind.seeds: [seed for null_kind, seed in kinds_and_seeds if null_kind is kind] for kind in in_part}
-        provenance = of_rows[id(rows[measure.name])] | details | seeds
+        provenance = of_rows[id(rows[measure.name])] | details | {"nulls": null_models.seeds_for(measure)}
         results[measure.name] = result_of(measure, datasets, provenance)
     reported = {measure.name: results[measure.name] for measure in requested if measure.name in results}
     of_report = dict(next(iter(reported.values())).provenance)
-    for kind in in_part:
-        of_report[kind.seeds] = max((result.provenance.get(kind.seeds, []) for result in reported.values()), key=len)
+    of_report["nulls"] = {
+        kind: seeds for result in reported.values() for kind, seeds in result.provenance["nulls"].items()
+    }
     return Report(reported, {name: value for name, value in of_report.items() if name != "options"})
 
 
@@ -256,10 +240,10 @@ class _Step(NamedTuple):
 def steps_of(measures: Sequence[Measure], nulls: NullModels) -> Iterator[_Step]:
     """Yield every step of an analysis: of the model, then of each null model."""
     for init in (None, *nulls):
-        label = nulls.session.label if init is None else null_label(init)
-        for_runs = init is None or nulls.for_runs(init)
-        applicable = [measure for measure in measures if for_runs or not measure.runs_model]
-        applicable = [measure for measure in applicable if init is None or measure.has_null]
+        label, applicable = nulls.session.label, measures
+        if init is not None:
+            label, kind = null_label(init), kind_and_seed(init)[0].name
+            applicable = [measure for measure in measures if kind in nulls.seeds_for(measure)]
         if fed := [measure for measure in applicable if measure.is_fed]:
             name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
             yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)

@@ -330,7 +330,7 @@ class Measure:
 
         Example:
             >>> from tl_posgen.position import MeanKey
-            >>> MeanKey(d0=8)("mini", "Down, down, down.", null_seeds=()).frame().shape
+            >>> MeanKey(d0=8)("mini", "Down, down, down.", nulls=0).frame().shape
             (16, 3)
         """
         from tl_posgen.core.engine import analyze

@@ -4,18 +4,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from tl_posgen.core.options import fits
+from tl_posgen.core.measure import Measure
+from tl_posgen.core.options import Whole, fits
 from tl_posgen.errors import MOST_SEEDS, InputError
 from tl_posgen.models.geometry.differences import first_difference
 from tl_posgen.models.geometry.probe import ProbedOrReason
-from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, kind_and_seed, null_label
+from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
 from tl_posgen.models.model import Model
 from tl_posgen.models.provenance import SAME_WEIGHTS, fingerprint
 from tl_posgen.models.session import Session, session_of
 
-Seeds: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
+Nulls: TypeAlias = int | Mapping[str, Sequence[int]]  # how many random inits, or seeds by kind: see `NullModels`
+_MOST = 10_000  # random inits
 
 
 class NullModels(Sequence[str]):
@@ -24,26 +26,22 @@ class NullModels(Sequence[str]):
     Those made of the trained weights come first, as a random init may take the memory of these.
 
     Args:
-        seeds: of random inits, labelled "0", "1", ..; or seeds by kind, `{"random init": (0,), "shuffled": (0,)}`, and
-            then of these kinds alone.
-        shuffled: seeds of shuffled weights, labelled "shuffled 0", ..; None for one beside random inits, for what a
-            single pass gives.
+        nulls: a number n: n random inits, labelled "0", "1", .., on which everything is repeated, and beside them one
+            model of shuffled weights, "shuffled 0", for measures that share a single pass: it predicts nothing that an
+            intervention could take away. 0: none. Or seeds by kind, `{"random init": (0, 1), "shuffled": (3,)}`: these
+            kinds alone, everything repeated on each.
         device: on which random inits are drawn, see `random_like`.
 
     Example:
         >>> from tl_posgen.models.loading.load import load_model
-        >>> nulls = NullModels(load_model("mini"), [0], [0])
+        >>> nulls = NullModels(load_model("mini"))
         >>> list(nulls), [label for label, _ in nulls.models()]
         (['shuffled 0', '0'], ['shuffled weights (seed 0)', 'random init (seed 0)'])
     """
 
-    def __init__(self, model: Model | Session, seeds: Seeds, shuffled: Sequence[int] | None = (), device: str = "cpu"):
-        if isinstance(seeds, Mapping) and not shuffled:  # its kinds alone
-            shuffled = None
+    def __init__(self, model: Model | Session, nulls: Nulls = 1, device: str = "cpu"):
         self.session, self.device = session_of(model), check_draws_on(device)
-        self.given, self.asked = (seeds, shuffled), seeds_by_kind(seeds, shuffled)
-        adds_shuffled = shuffled is None and not isinstance(seeds, Mapping) and bool(self.asked[RANDOM_INIT])
-        self.by_kind = {RANDOM_INIT: [], SHUFFLED: [0] if adds_shuffled else [], **self.asked}
+        self.nulls, self.by_kind = nulls, seeds_by_kind(nulls)
         first = sorted(self.by_kind, key=lambda kind: NULL_KINDS[kind].reorder is None)
         self.labels = [NULL_KINDS[kind].label(seed) for kind in first for seed in self.by_kind[kind]]
         self._fingerprint = ""
@@ -51,32 +49,31 @@ class NullModels(Sequence[str]):
         self._held: tuple[str, str, Session] | None = None  # the last one that was built
         self._undo: Callable[[], None] | None = None  # puts the model's own parameters back into their order
 
-    @property
-    def seeds(self) -> dict[str, list[int]]:
-        """Their seeds, as provenance names them."""
-        return {NULL_KINDS[kind].seeds: seeds for kind, seeds in self.by_kind.items()}
-
     def with_inits(self, least: int) -> "NullModels":
         """Return null models with so many random inits at least, of the smallest other seeds; these, where there are as
         many, or none at all.
 
         Example:
             >>> from tl_posgen.models.loading.load import load_model
-            >>> nulls = NullModels(load_model("mini"), [1], [0])
+            >>> nulls = NullModels(load_model("mini"), {"shuffled": [0], "random init": [1]})
             >>> list(nulls.with_inits(3)), nulls.with_inits(1) is nulls
             (['shuffled 0', '1', '0', '2'], True)
         """
-        seeds = self.asked.get(RANDOM_INIT, [])
+        seeds = self.by_kind.get(RANDOM_INIT, [])
         if not seeds or len(seeds) >= least:
             return self
         wider = [*seeds, *(seed for seed in range(least) if seed not in seeds)][:least]
-        given_seeds, shuffled = self.given
-        by_kind = {**given_seeds, RANDOM_INIT: wider} if isinstance(given_seeds, Mapping) else wider
-        return NullModels(self.session, by_kind, shuffled, self.device)
+        nulls = {**self.nulls, RANDOM_INIT: wider} if isinstance(self.nulls, Mapping) else least
+        return NullModels(self.session, nulls, self.device)
 
-    def for_runs(self, label: str) -> bool:
-        """Tell whether measures that run the model have this null model too: those that were asked for."""
-        return kind_and_seed(label)[0].name in self.asked
+    def seeds_for(self, measure: Measure) -> dict[str, list[int]]:
+        """Return the seeds of those on which a measure is repeated, by kind."""
+        return {
+            kind: seeds
+            for kind, seeds in self.by_kind.items()
+            if measure.has_null
+            and (isinstance(self.nulls, Mapping) or not measure.runs_model or NULL_KINDS[kind].usual == "all")
+        }
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -124,14 +121,14 @@ class NullModels(Sequence[str]):
                 if kind.reorder is not None:
                     raise InputError(
                         f"{title} of {self.session.label} has the model's own weights, so it is no null model of it; "
-                        f"give another seed, or {kind.argument}=()"
+                        f"give another seed, or leave {kind.name} out of nulls"
                     )
                 title += SAME_WEIGHTS
             if difference := first_difference(self._layers, session.layers()):
                 raise InputError(
                     f"{title} of {self.session.label} is no null model of it: its {difference}. Null models are made "
                     "of the model's config, which does not say what was changed in the model; change it there too, or "
-                    f"leave them out, {kind.argument}=()"
+                    f"leave {kind.name} out of nulls, or all with nulls=0"
                 )
             self._held = label, title, session
         assert self._held is not None
@@ -149,38 +146,35 @@ class NullModels(Sequence[str]):
         self._held = None
 
 
-def null_models_of(
-    model: Session, seeds: Seeds | NullModels, shuffled: Sequence[int] | None, device: str = "cpu"
-) -> NullModels:
-    """Return null models of these seeds; those given where they are of this model, and not of its weights on another
-    backend, say."""
-    if not isinstance(seeds, NullModels):
-        return NullModels(model, seeds, shuffled, device)
-    return seeds if seeds.session.model is model.model else NullModels(model, *seeds.given, seeds.device)
+def null_models_of(model: Session, nulls: Nulls | NullModels, device: str = "cpu") -> NullModels:
+    """Return these null models; those given where they are of this model, and not of its weights on another backend,
+    say."""
+    if not isinstance(nulls, NullModels):
+        return NullModels(model, nulls, device)
+    return nulls if nulls.session.model is model.model else NullModels(model, nulls.nulls, nulls.device)
 
 
-def seeds_by_kind(seeds: Seeds, shuffled: Sequence[int] | None = None) -> dict[str, list[int]]:
-    """Return the seeds that were asked for by kind of null model; InputError for a kind that there is not, anything
-    else than a sequence of different integers, or shuffled weights asked for twice.
+def seeds_by_kind(nulls: Nulls) -> dict[str, list[int]]:
+    """Return the seeds of null models by kind, of those kinds that have any; InputError for a kind that there is not,
+    or anything else than a number or sequences of different integers by kind.
 
     Example:
-        >>> seeds_by_kind((0, 1), None), seeds_by_kind({"shuffled matrices": [2]}, [0])
-        ({'random init': [0, 1]}, {'shuffled matrices': [2], 'shuffled': [0]})
+        >>> seeds_by_kind(2), seeds_by_kind(0), seeds_by_kind({"shuffled matrices": (2,)})
+        ({'random init': [0, 1], 'shuffled': [0]}, {}, {'shuffled matrices': [2]})
     """
-    by_kind = dict(seeds) if isinstance(seeds, Mapping) else {RANDOM_INIT: seeds}
-    if unknown := [kind for kind in by_kind if kind not in NULL_KINDS]:
-        raise InputError(f"null_seeds: no kind of null model {unknown[0]!r}; there are {', '.join(NULL_KINDS)}")
-    if shuffled is not None:
-        if SHUFFLED in by_kind:
-            raise InputError("null_seeds and shuffled_seeds both give seeds of shuffled weights; give one of them")
-        by_kind[SHUFFLED] = shuffled
-    return {kind: _check_seeds(of_kind, NULL_KINDS[kind].argument) for kind, of_kind in by_kind.items()}
-
-
-def _check_seeds(seeds: Any, name: str = "null_seeds") -> list[int]:
-    """Return seeds as a list; InputError for anything else than a sequence of different integers."""
-    if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST_SEEDS for seed in seeds):
-        raise InputError(f"{name}={seeds!r}: give whole numbers below 2^32, such as (0,) or (0, 1, 2), or () for none")
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"{name}={list(seeds)}: each seed may stand only once")
-    return [int(seed) for seed in seeds]
+    if not isinstance(nulls, Mapping):
+        if not (isinstance(nulls, bool) or fits(nulls, Whole)) or nulls > _MOST:
+            raise InputError(
+                f"nulls={nulls!r}: give how many random inits (at most {_MOST:,}), 0 for no null model; or seeds by "
+                "kind, such as {'random init': (0, 1), 'shuffled': (0,)}"
+            )
+        of_kinds = {"all": [*range(nulls)], "single pass": [0] if nulls else []}
+        return {kind.name: seeds for kind in NULL_KINDS.values() if (seeds := of_kinds.get(kind.usual))}
+    if unknown := [kind for kind in nulls if kind not in NULL_KINDS]:
+        raise InputError(f"nulls: no kind of null model {unknown[0]!r}; there are {', '.join(NULL_KINDS)}")
+    for kind, seeds in nulls.items():
+        if not fits(seeds, Sequence[int]) or not all(0 <= seed < MOST_SEEDS for seed in seeds):
+            raise InputError(f"nulls: {kind} has {seeds!r}; give whole numbers below 2^32, such as (0,) or (0, 1, 2)")
+        if len(set(seeds)) < len(seeds):
+            raise InputError(f"nulls: {kind} has {list(seeds)}; each seed may stand only once")
+    return {kind: [int(seed) for seed in nulls[kind]] for kind in NULL_KINDS if len(nulls.get(kind, ()))}

@@ -31,7 +31,6 @@ from tl_posgen.models.provenance import OF_FUNCTIONS
 from tl_posgen.models.selection import Heads
 
 MOST_SENTENCES = 3  # that a reader sees first; the others are folded
-NULL_SEEDS = {name: kind.seeds for name, kind in NULL_KINDS.items()}  # kinds of null models -> their provenance
 # of the provenance, in summary.json
 _IN_SUMMARY = ("model", "backend", "text", "length", "prompts", "first_token", "versions")
 
@@ -178,7 +177,7 @@ class Report(Mapping[str, Result]):
 
         Example:
             >>> import tl_posgen
-            >>> report = tl_posgen.analyze("mini", "Down, down, down.", measures="mean_key", nulls=False)
+            >>> report = tl_posgen.analyze("mini", "Down, down, down.", measures="mean_key", nulls=0)
             >>> report.head("L3H1").frame().columns.tolist()
             ['measure', 'quantity', 'value', 'low', 'high']
         """
@@ -195,8 +194,8 @@ class Report(Mapping[str, Result]):
         heads = [row | {name: int(row[name] or 0) for name in HEAD} for row in heads]
         summary = {name: self.provenance.get(name) for name in _IN_SUMMARY}
         summary |= {"heads": heads, "mean": means(table)}
-        for kind, key in NULL_SEEDS.items():
-            null, seeds = self.frame(kind), self.provenance.get(key)
+        for kind in NULL_KINDS:
+            null, seeds = self.frame(kind), self.provenance.get("nulls", {}).get(kind)
             summary[kind] = {"seed": seeds[0] if seeds else None, "mean": means(null)} if len(null) else None
         return summary | {"measures": {name: result.as_summary() for name, result in self.results.items()}}
 

@@ -305,7 +305,7 @@ class Result:
 
         Example:
             >>> from tl_posgen.position import MeanKey
-            >>> MeanKey()("mini", "Down, down, down.", nulls=False).of_heads("L3H1").frame().shape
+            >>> MeanKey()("mini", "Down, down, down.", nulls=0).of_heads("L3H1").frame().shape
             (1, 3)
         """
         pairs = list(dict.fromkeys(named_heads(heads)))

@@ -250,16 +250,17 @@ def require_options(measure: Measure, result: Result) -> None:
 
 def require_same(name: str, result: Result, provenance: Mapping[str, Any]) -> None:
     """Refuse a finished result of another model, of one that computes something else with the same weights, of other
-    prompts or of other random inits."""
+    prompts or of other null models."""
     of_model = ("backend", "dtype", "weights", "added_hooks", "logits")
-    for key in (*of_model, "tokens_sha256", "null_seeds", "heads", "seed", "first", "fwd_hooks", "metric"):
+    for key in (*of_model, "tokens_sha256", "nulls", "heads", "seed", "first", "fwd_hooks", "metric"):
         then, now = (record.get(key, "all" if key == "heads" else "none") for record in (result.provenance, provenance))
         if key == "logits" and (then != now or now is None):
             seen = f"the same weights gave other logits for the same few tokens ({then}, now {now})"
             raise InputError(f"after: {name} was measured when {seen}; leave it out to measure it anew")
         if then != now:
+            what = "other null models" if key == "nulls" else f"another {key}"
             raise InputError(
-                f"after: {name} was measured with another {key} ({then}, now {now}); leave it out to measure it anew"
+                f"after: {name} was measured with {what} ({then}, now {now}); leave it out to measure it anew"
             )
 
 

@@ -145,7 +145,7 @@ class Coupling(JacobianMeasure):
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> found = Coupling(k=4)("mini", bundled_text(), length=16, n_prompts=1, null_seeds=(), progress=False)
+        >>> found = Coupling(k=4)("mini", bundled_text(), length=16, n_prompts=1, nulls=0, progress=False)
         >>> found.trained.sizes["layer_2"], 0 < float(found.numbers("coupling")) < 0.2
         (4, True)
     """

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from tl_posgen.core.formatting import counted, format_bound
 from tl_posgen.core.inits import joined
 from tl_posgen.core.measure import ENDS, Measure, Variable
-from tl_posgen.core.null_models import Seeds, seeds_by_kind
+from tl_posgen.core.null_models import Nulls, seeds_by_kind
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers, at_init, grouped, mean_of
 from tl_posgen.core.options import Count, Each, require
@@ -27,7 +27,7 @@ from tl_posgen.coupling.coupling_scores_figure import LABELS, draw_scatter
 from tl_posgen.coupling.numbers.overlap import NORMS, width_alone
 from tl_posgen.errors import InputError, check_seed
 from tl_posgen.models.loading.load import BackendChoice, Dtype, Pretrained
-from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, SHUFFLED, null_label
+from tl_posgen.models.loading.null_kinds import null_label
 from tl_posgen.models.tokens import check_counts, text_provenance
 from tl_posgen.report.kinds import lines
 from tl_posgen.stats.correlations import (
@@ -42,7 +42,7 @@ WIDTHS = (64, 128, 256, 512)  # of the random Jacobians that the warning is show
 SIZES = ("d_model", "n_layers", "parameters")  # columns of the table, or counted in the models
 _CONTROLS = ("d_model", "parameters")  # held fixed
 _FEWEST = 4  # models for an interval of r; each control needs one more
-_SHARED = ["backend", "dtype", "length", "prompts", "seed", *(kind.seeds for kind in NULL_KINDS.values()), "versions"]
+_SHARED = ["backend", "dtype", "length", "prompts", "seed", "nulls", "versions"]
 _SIZE = "of the table, or counted in the model"
 _SIZE_WORDS = {"d_model": "width", "n_layers": "depth", "parameters": "parameters"}
 _NORM_WORDS = {"frobenius": "Frobenius", "trace": "trace normalisation"}
@@ -215,8 +215,7 @@ def coupling_scores(
     n_prompts: int | None = None,
     consecutive: bool = False,
     seed: int = 0,
-    null_seeds: Seeds = (0,),
-    shuffled_seeds: Sequence[int] | None = None,
+    nulls: Nulls = 1,
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
@@ -237,8 +236,8 @@ def coupling_scores(
         tokenizer: for checkpoints without one: a directory with the tokenizer of all, or "mini".
         k: number of top singular vectors.
         backend, dtype, device: as in `load_model`; float32 at least where no dtype is given.
-        length, n_prompts, consecutive, seed, null_seeds: as in `analyze`.
-        shuffled_seeds: of the models of shuffled weights; one beside random inits if left out, () for none.
+        length, n_prompts, consecutive, seed: as in `analyze`.
+        nulls: as in `analyze`; everything is repeated on shuffled weights too.
         widths: of the random Jacobians.
         keep: directory for finished models, as in `analyze`.
 
@@ -252,7 +251,7 @@ def coupling_scores(
     """
     require("tokenizer", tokenizer, str | os.PathLike | None)
     measure = CouplingScores(k=k, score=score, widths=widths)
-    table, seeds, seed = score_table(scores, score), seeds_by_kind(null_seeds, shuffled_seeds), check_seed(seed)
+    table, nulls, seed = score_table(scores, score), seeds_by_kind(nulls), check_seed(seed)
     check_counts(length, n_prompts)
     random = width_alone(widths)
     by_width = xr.Dataset(
@@ -260,7 +259,7 @@ def coupling_scores(
         {"norm": list(NORMS), "width": list(widths)},
     )
     cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    cut |= {"seed": seed, "null_seeds": {SHUFFLED: [0] if seeds.get(RANDOM_INIT) else [], **seeds}}
+    cut |= {"seed": seed, "nulls": nulls}
     names = tqdm(table["model"], desc="coupling against scores", unit="model", disable=not progress)
     with Parts.kept_in(keep) as parts:
         models = (Pretrained(name, backend, dtype, device, tokenizer=tokenizer) for name in names)

@@ -58,7 +58,7 @@ class TokenCoupling(JacobianMeasure):
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> found = TokenCoupling(k=4)("mini", bundled_text(), length=12, n_prompts=1, null_seeds=(), progress=False)
+        >>> found = TokenCoupling(k=4)("mini", bundled_text(), length=12, n_prompts=1, nulls=0, progress=False)
         >>> found.trained["token"].values.tolist(), found.trained["coupling"].dims
         ([3, 7, 11], ('kind', 'prompt', 'k', 'layer', 'token', 'token_2'))
     """

@@ -91,7 +91,7 @@ class Gap(Interventions):
     Source: ours; Self-Extend: Jin et al. 2024 (arXiv 2401.01325); the other rules: see their hooks.
 
     Example:
-        >>> short = {"length": 64, "n_prompts": 4, "null_seeds": (), "progress": False}
+        >>> short = {"length": 64, "n_prompts": 4, "nulls": 0, "progress": False}
         >>> from tl_posgen.models import bundled_text
         >>> found = Gap(gaps=(0, 256, 1024), at=128)("mini", bundled_text(), **short)
         >>> far = found.trained["loss"].sel(task="text", gap=1024).mean("prompt")

@@ -18,7 +18,7 @@ def join_costs_and_gap(report: Mapping[str, Result]) -> dict[str, Result]:
 
     Example:
         >>> import tl_posgen
-        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 24, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> measures, text = ["plane_use", PlaneCost(["drop"], ["planes"])], "Down, down, down. Would it never end?" * 3
         >>> joined = join_costs_and_gap(tl_posgen.analyze("mini", text, measures=measures, **cut))
         >>> joined["plane_use"].trained["cost"].sizes["plane"]

@@ -120,7 +120,7 @@ class PlaneCost(Interventions):
     read it; the slowest quarter frozen is p-RoPE, Barbero et al. 2024 (arXiv 2410.06205); the others: ours
 
     Example:
-        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 24, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> found = PlaneCost(["drop"], ["thirds"])("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
         >>> found.frame()["condition"].tolist()
         ['unchanged', 'drop fastest third', 'drop middle third', 'drop slowest third']

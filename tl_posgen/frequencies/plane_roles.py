@@ -57,7 +57,7 @@ class PlaneRoles(Measure):
     Urrutia et al. 2026 (arXiv 2511.11579), the mean curve TriAttention (arXiv 2604.04921); how each is measured: ours
 
     Example:
-        >>> data = PlaneRoles()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).trained
+        >>> data = PlaneRoles()("mini", "Down, down, down. Would the fall never end?", nulls=0).trained
         >>> data["contrast"].dims
         ('near', 'layer', 'head', 'plane')
     """

@@ -93,7 +93,7 @@ class PlaneUse(Measure):
     half-turn plane: ours
 
     Example:
-        >>> data = PlaneUse()("mini", "Down, down, down. Would the fall never end?", null_seeds=()).trained
+        >>> data = PlaneUse()("mini", "Down, down, down. Would the fall never end?", nulls=0).trained
         >>> data["use"].dims, float(data["half_turn"].max())
         (('layer', 'head', 'plane'), 9.0)
     """

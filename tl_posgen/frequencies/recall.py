@@ -94,7 +94,7 @@ class Recall(Interventions):
     (arXiv 2502.01563), as we read them; random planes and control heads beside them: ours
 
     Example:
-        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 24, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> found = Recall(half=8)("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
         >>> found.frame()["condition"].tolist()[-4:]
         ['largest at mean', 'largest at zero', 'another at mean', 'another at zero']

@@ -63,7 +63,7 @@ def scatter(result: Any, x: str = "r1, k", y: str = "slash_score") -> go.Figure:
         InputError: a column that the table lacks.
 
     Example:
-        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 24, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> found = Profiles()("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
         >>> [len(one.x) for one in scatter(found, "interaction", "induction").data]
         [16]
@@ -114,7 +114,7 @@ class Profiles(Measure):
     ours, of a quantity several of them use.
 
     Example:
-        >>> cut = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 24, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> found = Profiles()("mini", "Down, down, down. Would the fall never end?" * 3, **cut)
         >>> found.frame().columns[2:5].tolist()
         ['previous_token', 'duplicate_token', 'induction']

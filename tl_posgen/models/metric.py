@@ -95,7 +95,7 @@ def logit_difference(model: Any, right: str | int, wrong: str | int, *, at: int 
         "logit of ' and' - ' the'"
         >>> metric(model(model.to_tokens("Down, down, down."))).shape  # of each prompt
         torch.Size([1])
-        >>> report = analyze(model, "Down, down, down.", measures="loss", metric=metric, null_seeds=(), progress=False)
+        >>> report = analyze(model, "Down, down, down.", measures="loss", metric=metric, nulls=0, progress=False)
         >>> report["loss"].findings()[1].split(",")[0]
         "loss: in the place of the loss stands the metric logit of ' and' - ' the'"
     """

@@ -106,7 +106,7 @@ def _factors(n: int) -> Int[Tensor, " _"]:
 def provenance_of(
     session: Session,
     tokens: Sequence[Int[Tensor, " _"]],
-    null_seeds: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    nulls: Mapping[str, Sequence[int]] = MappingProxyType({}),
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Return what is needed to run the same analysis again, JSON-ready."""
@@ -134,7 +134,7 @@ def provenance_of(
         "weights": fingerprint(session),
         "parameters": session.backend.n_parameters(),
         "seed": seed,
-        **{name: list(seeds) for name, seeds in null_seeds.items()},
+        "nulls": {kind: list(seeds) for kind, seeds in nulls.items()},
         "mask": "causal, and the window of each layer that has one",
         "versions": dict(versions()),
     }

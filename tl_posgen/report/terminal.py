@@ -17,7 +17,7 @@ from rich.table import Table
 from tl_posgen.core.formatting import counted
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
-from tl_posgen.core.report import NULL_SEEDS, Report
+from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.errors import InputError
 from tl_posgen.models.selection import head_name
@@ -129,9 +129,8 @@ def print_heads(console: Console, most: int | None = None, *, report: Report) ->
     table = as_text(rows.drop(columns=list(HEAD)))
     table.insert(0, "head", [head_name(*place) for place in zip(rows["layer"], rows["head"], strict=True)])
     foot = {"mean": frame}
-    for kind, seeds in NULL_SEEDS.items():
-        if report.provenance.get(seeds):
-            foot[kind] = report.frame(kind)
+    for kind in report.provenance.get("nulls", {}):
+        foot[kind] = report.frame(kind)
     for kind, of_kind in foot.items():
         means = {title(name): cell(value) for name, value in head_means(of_kind).items()}
         table.loc[kind] = pd.Series({"head": kind.split()[0]} | means).reindex(table.columns, fill_value="")

@@ -84,7 +84,7 @@ def apply_rules(
         >>> from tl_posgen import load_model
         >>> from tl_posgen.rules import Rules
         >>> model, text = load_model("mini"), "Down, down, down. Would the fall never come to an end?"
-        >>> cut = {"length": 12, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 12, "n_prompts": 2, "consecutive": True, "nulls": 0, "progress": False}
         >>> hooks = apply_rules(model, Rules(rules=["window"], budget=4)(model, text * 3, **cut), "window")
         >>> tokens = torch.arange(9)[None]
         >>> changed = (model.run_with_hooks(tokens, fwd_hooks=hooks) - model(tokens)).abs().amax((0, 2)) > 1e-3
@@ -206,7 +206,7 @@ class Rules(Interventions):
     from abstracts and public text, without their weights and evictions. The other rules are ours.
 
     Example:
-        >>> cut = {"length": 24, "n_prompts": 2, "consecutive": True, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 24, "n_prompts": 2, "consecutive": True, "nulls": 0, "progress": False}
         >>> text = "Down, down, down. Would the fall never come to an end? " * 4
         >>> found = Rules(rules=["window", "position_and_content"], budget=6)("mini", text, **cut)
         >>> recall = found.sel(tokens="all")["recall"].mean(("prompt", "layer", "head"))

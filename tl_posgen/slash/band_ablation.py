@@ -123,7 +123,7 @@ class BandAblation(Dominance, Interventions):
     and ablations are ours.
 
     Example:
-        >>> options = {"length": 12, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> options = {"length": 12, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> result = BandAblation(schemes=["thirds"])("mini", "Down, down, down. Would the fall never end?", **options)
         >>> result.frame()["condition"].tolist()[:3]
         ['unchanged', 'drop high, thirds', 'drop medium, thirds']

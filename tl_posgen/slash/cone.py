@@ -91,7 +91,7 @@ class Cone(Dominance):
     these, and the counterfactual, are ours.
 
     Example:
-        >>> data = Cone()("mini", "Down, down, down. Would the fall never end?", null_seeds=(), progress=False).sel()
+        >>> data = Cone()("mini", "Down, down, down. Would the fall never end?", nulls=0, progress=False).sel()
         >>> bool((data["r1"] <= 1).all()), data["cosine"].dims
         (True, ('tokens', 'layer'))
     """

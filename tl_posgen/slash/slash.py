@@ -64,7 +64,7 @@ class Slash(Dominance):
     does not ask for, and the variants without the first token are ours.
 
     Example:
-        >>> score = Slash(kappa=0.2)("mini", "Down, down, down.", null_seeds=()).sel(tokens="all")["score"]
+        >>> score = Slash(kappa=0.2)("mini", "Down, down, down.", nulls=0).sel(tokens="all")["score"]
         >>> score.dims, bool((score.sel(distance=0) > 0).all())
         (('layer', 'head', 'distance'), True)
     """

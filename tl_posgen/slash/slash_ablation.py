@@ -96,7 +96,7 @@ class SlashAblation(Measure):
     claimed by Cheng et al. 2026 (arXiv 2601.08297); the choice of ablations is ours.
 
     Example:
-        >>> result = SlashAblation(schemes=["thirds"])("mini", "Down, down, down. Would it end?", null_seeds=())
+        >>> result = SlashAblation(schemes=["thirds"])("mini", "Down, down, down. Would it end?", nulls=0)
         >>> result.sel()["condition"].values[:3].tolist()
         ['unchanged', 'drop high, thirds', 'drop medium, thirds']
     """

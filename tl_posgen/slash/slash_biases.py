@@ -67,7 +67,7 @@ class SlashBiases(Dominance):
     Example:
         >>> from tl_posgen.errors import UnsupportedModelError
         >>> try:
-        ...     SlashBiases()("mini", "Down, down, down.", null_seeds=())
+        ...     SlashBiases()("mini", "Down, down, down.", nulls=0)
         ... except UnsupportedModelError as refusal:
         ...     print(refusal)
         no layer of this model has biases of queries or keys (none, or all are zero)

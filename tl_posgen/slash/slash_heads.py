@@ -72,7 +72,7 @@ def find_slash_heads(
     if max(distances) >= (longest := max(len(prompt) for prompt in tokens)):
         raise InputError(f"distance {max(distances)}: the longest prompt has {longest} tokens; give longer prompts")
     cut = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-    data = measure(session, prompts, **{**cut, "null_seeds": (), **settings}).sel(tokens="all")
+    data = measure(session, prompts, **{**cut, "nulls": 0, **settings}).sel(tokens="all")
     finds = data[["score"]].assign(ratio=data["score"] / data["uniform"])
     finds = finds.where(finds["score"] >= thresholds(measure.kappa, data["uniform"])).sel(distance=measure.distances)
     table = finds.reset_coords(drop=True).to_dataframe(dim_order=[*HEAD, "distance"]).reset_index()
@@ -93,7 +93,7 @@ def slash_heads(report: Mapping[str, Result]) -> pd.DataFrame:
     Example:
         >>> import tl_posgen
         >>> text = "Down, down, down. Would the fall never come to an end?"
-        >>> report = tl_posgen.analyze("mini", text, measures=["slash", "slash_transfer"], null_seeds=())
+        >>> report = tl_posgen.analyze("mini", text, measures=["slash", "slash_transfer"], nulls=0)
         >>> slash_heads(report).columns.tolist()
         ['layer', 'head', 'distance', 'slash score', 'ratio', 'on random tokens']
     """

@@ -78,7 +78,7 @@ class SlashPlanes(Dominance):
     C and g.
 
     Example:
-        >>> result = SlashPlanes()("mini", "Down, down, down.", null_seeds=())
+        >>> result = SlashPlanes()("mini", "Down, down, down.", nulls=0)
         >>> result.sel(tokens="all", at="best")["bands"].dims
         ('layer', 'head', 'band')
     """

@@ -57,7 +57,7 @@ class SlashTransfer(Dominance):
     2601.08297), whose prompts and thresholds are not known; the comparison is ours.
 
     Example:
-        >>> result = SlashTransfer()("mini", "Down, down, down. Would it end?", null_seeds=(), progress=False)
+        >>> result = SlashTransfer()("mini", "Down, down, down. Would it end?", nulls=0, progress=False)
         >>> result.sel(tokens="all")["score"].dims
         ('source', 'layer', 'head', 'distance')
     """

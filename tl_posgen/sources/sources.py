@@ -88,7 +88,7 @@ class Sources(Measure):
     not.
 
     Example:
-        >>> data = Sources()("mini", "Down, down, down.", null_seeds=()).sel(tokens="without first", side="k")
+        >>> data = Sources()("mini", "Down, down, down.", nulls=0).sel(tokens="without first", side="k")
         >>> bool((abs(data["share"].sum("source") - 1) < 1e-6).all())
         True
     """

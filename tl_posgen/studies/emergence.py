@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from tl_posgen.core import registry
 from tl_posgen.core.engine import Measures, analyze
 from tl_posgen.core.measure import HEAD, Measure, Variable
-from tl_posgen.core.null_models import NullModels, Seeds, seeds_by_kind
+from tl_posgen.core.null_models import NullModels, Nulls, seeds_by_kind
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import require
@@ -145,7 +145,7 @@ def emergence(
     consecutive: bool = False,
     first: str | int | None = None,
     seed: int = 0,
-    null_seeds: Seeds = (0,),
+    nulls: Nulls = 1,
     keep: str | os.PathLike | Parts | None = None,
     progress: bool = True,
 ) -> Result:
@@ -165,8 +165,8 @@ def emergence(
             last checkpoint's.
         backend, dtype, device: as in `load_model`.
         length, n_prompts, consecutive, first, seed: as in `analyze`.
-        null_seeds: of randomly initialised models of the last checkpoint's shape; () for none. A run's step 0 should
-            measure as they do. With one, the last checkpoint's shuffled weights are a null model too.
+        nulls: as in `analyze`: random inits of the last checkpoint's shape, and its shuffled weights. A run's step 0
+            should measure as random inits do.
         keep: directory for finished checkpoints, as in `analyze`.
 
     Raises:
@@ -180,7 +180,7 @@ def emergence(
     Example:
         >>> from tl_posgen.models.conversion.files import MINI
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> cut = {"length": 16, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 16, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> found = emergence([MINI], bundled_text(), measures="three_axis", **cut)
         >>> found.sel()["three_axis_r"].dims
         ('checkpoint', 'tokens', 'layer', 'head')
@@ -189,7 +189,7 @@ def emergence(
     require("model", model, str | None)
     require("tokenizer", tokenizer, str | os.PathLike | None)
     requested, seed = registry.requested(measures), check_seed(seed)
-    seeds_by_kind(null_seeds)
+    seeds_by_kind(nulls)
     check_counts(length, n_prompts)
     run = Checkpoints(checkpoints, model, tokenizer, backend, dtype, device)
     last = run.models[-1].load(precise=any(measure.precise for measure in requested))
@@ -198,8 +198,8 @@ def emergence(
     begins_with = None if first is None else first_id(session, first)
     with session.choosing(replace(session.choices, first=begins_with)):
         tokens = prompts_of_one_length(session, prompts, length, n_prompts, consecutive=consecutive)
-    nulls = NullModels(last, null_seeds, None)
-    provenance = provenance_of(session, list(tokens), nulls.seeds, seed)
+    null_models = NullModels(last, nulls)
+    provenance = provenance_of(session, list(tokens), null_models.by_kind, seed)
     options = {measure.name: measure.options() for measure in requested}
     provenance |= {"checkpoints": run.names, "model": run.label, "measures": options}
     provenance |= text_provenance(prompts, length, n_prompts, consecutive)
@@ -208,15 +208,15 @@ def emergence(
 
     def measured(subject: Model | Pretrained) -> xr.Dataset:
         """Return the numbers of every measure of one model under names of their own, and its loss."""
-        settings: dict[str, Any] = {"seed": seed, "null_seeds": (), "keep": parts, "progress": False}
+        settings: dict[str, Any] = {"seed": seed, "nulls": 0, "keep": parts, "progress": False}
         report = analyze(subject, tokens, measures=with_loss, first=begins_with, **settings)
         numbers = numbers_of(report[name] for name in report if name in options).sel(init=TRAINED, drop=True)
         return numbers.assign(loss=report["loss"].trained["loss"].drop_vars("init_label", errors="ignore"))
 
     with Parts.kept_in(keep) as parts:
-        models = nulls.models(in_place=True)
-        of_null = {label: measured(model) for label, (_, model) in zip(nulls, models, strict=True)}
-        nulls.free_memory()
+        models = null_models.models(in_place=True)
+        of_null = {label: measured(model) for label, (_, model) in zip(null_models, models, strict=True)}
+        null_models.free_memory()
         release(last)
         rows = [
             measured(checkpoint)

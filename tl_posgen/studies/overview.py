@@ -23,7 +23,7 @@ from tl_posgen.core.result import Result
 from tl_posgen.core.store import read_part
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.checkpoints import steps_of
-from tl_posgen.models.loading.null_kinds import NULL_KINDS, in_order, kind_and_seed, null_label
+from tl_posgen.models.loading.null_kinds import in_order, kind_and_seed, null_label
 from tl_posgen.report.kinds import bars, lines
 from tl_posgen.studies.curves import (
     RECOVERED,
@@ -65,7 +65,7 @@ def open_study(out: str | os.PathLike) -> xr.Dataset:
     Example:
         >>> import tempfile
         >>> import tl_posgen
-        >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
+        >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "nulls": 0}
         >>> with tempfile.TemporaryDirectory() as out:
         ...     _ = tl_posgen.sweep(study, out=out, progress=False)
         ...     data = tl_posgen.open_study(out)
@@ -83,15 +83,13 @@ def report_study(out: str | os.PathLike) -> Report:
     first = next(iter(reports.values())).provenance
     settings, data, measure = first["study"], _laid_out(reports), Overview()
     result = Result(measure, measure.describe(data))
-    kinds_and_seeds = [kind_and_seed(label) for label in result.numbers.nulls]
-    seeds = {
-        kind.seeds: [seed for null_kind, seed in kinds_and_seeds if null_kind is kind] for kind in NULL_KINDS.values()
-    }
+    by_kind = result.numbers.labels_by_null
+    nulls = {kind: [kind_and_seed(label)[1] for label in labels] for kind, labels in by_kind.items()}
     provenance = {"model": str(data["init_label"].values[0]), "finished jobs": len(reports)}
     texts = [str(text) for text in data["text"].values]
     provenance |= {"text": texts[0] if len(texts) == 1 else f"each of {', '.join(texts)}"}
     provenance |= {key: settings[key] for key in ("length", "seed", "versions", "measures")}
-    provenance |= seeds | {"prompts": settings["n_prompts"], "mask": first.get("mask")}
+    provenance |= {"nulls": nulls, "prompts": settings["n_prompts"], "mask": first.get("mask")}
     return Report({measure.name: replace(result, provenance=provenance)}, provenance)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tl_posgen.core import registry
 from tl_posgen.core.measure import Measure
-from tl_posgen.core.null_models import Seeds, seeds_by_kind
+from tl_posgen.core.null_models import Nulls, seeds_by_kind
 from tl_posgen.core.options import Count, Within, check_options, with_options
 from tl_posgen.core.store import PACKAGE, code_of, in_file_name
 from tl_posgen.errors import InputError, PosgenError, check_seed
@@ -190,7 +190,7 @@ class Study:
     Attributes:
         name: of the study.
         models, texts, measures: models at their revisions, texts, and measures; those that they come after are added.
-        length, n_prompts, consecutive, first, seed, null_seeds, shuffled_seeds: as in `analyze`.
+        length, n_prompts, consecutive, first, seed, nulls: as in `analyze`.
         drop_cache: delete a revision's files from the Hub's cache once its jobs are done.
 
     Example:
@@ -209,17 +209,16 @@ class Study:
     consecutive: bool = False
     first: str | int | None = None
     seed: int = 0
-    null_seeds: Seeds = (0,)
-    shuffled_seeds: Sequence[int] | None = None
+    nulls: Nulls = 1
     drop_cache: bool = False
 
     def __post_init__(self) -> None:
+        seeds_by_kind(self.nulls)
         check_options(self, "study")
         if not re.fullmatch(r"[\w-]+", self.name):
             raise InputError(f"study: name = {self.name!r}; give letters, digits, _ and -")
         registry.requested(self.measures)  # none twice
         check_seed(self.seed)
-        seeds_by_kind(self.null_seeds, self.shuffled_seeds)
         known_as: set[Any] = set()
         for job in self.jobs():
             names = {job.name, job.place, job.file}
@@ -260,10 +259,7 @@ class Study:
     def cut(self) -> dict[str, Any]:
         """How its texts are cut into prompts, and its seeds, as `analyze` takes them."""
         cut = {name: getattr(self, name) for name in ("length", "n_prompts", "consecutive", "first", "seed")}
-        kinds = isinstance(self.null_seeds, Mapping)
-        nulls = seeds_by_kind(self.null_seeds) if kinds else [*self.null_seeds]
-        shuffled = None if self.shuffled_seeds is None else [*self.shuffled_seeds]
-        return cut | {"null_seeds": nulls, "shuffled_seeds": shuffled}
+        return cut | {"nulls": seeds_by_kind(self.nulls) if isinstance(self.nulls, Mapping) else int(self.nulls)}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def sweep(
     Example:
         >>> import tempfile
         >>> import tl_posgen
-        >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "null_seeds": []}
+        >>> study = {"name": "small", "models": ["mini"], "length": 16, "n_prompts": 1, "nulls": 0}
         >>> with tempfile.TemporaryDirectory() as out:
         ...     tl_posgen.sweep(study, out=out, progress=False)
         {'mini/bundled': 'finished'}

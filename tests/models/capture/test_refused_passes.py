@@ -20,7 +20,7 @@ from tl_posgen.models.loading.random_init import random_like
 from tl_posgen.models.loss import run_prompts
 from tl_posgen.models.session import session_of
 
-CUT = {"length": 18, "n_prompts": 2, "null_seeds": (), "progress": False}
+CUT = {"length": 18, "n_prompts": 2, "nulls": 0, "progress": False}
 TOKENS = torch.randint(2, VOCAB - 2, (1, 100), generator=torch.Generator().manual_seed(4))
 
 
@@ -30,7 +30,7 @@ def test_attention_whose_hooks_do_not_fire_is_refused(llama, backend, monkeypatc
     geometry_of(llama)
     monkeypatch.setattr(llama.blocks[1].attn, "forward", lambda *args, **options: torch.zeros(1, 100, 32))
     with pytest.raises(UnsupportedModelError, match="layer 1: the hooks of its attention did not fire"):
-        tl_posgen.analyze(llama, TOKENS, measures="three_axis", null_seeds=(), progress=False)
+        tl_posgen.analyze(llama, TOKENS, measures="three_axis", nulls=0, progress=False)
     with torch.no_grad(), tl_posgen.attach(llama, "three_axis") as run:
         llama(TOKENS)
     with pytest.raises(InputError, match="prompt 0 was captured in 1 of 2 layers"):
@@ -62,7 +62,7 @@ def test_active_dropout_is_refused(family_directory, backend):
     model.train()
     if backend == "bridge":
         with pytest.raises(InputError, match=r"training mode and dropout in .* call model\.eval\(\)"):
-            tl_posgen.analyze(model, TOKENS, null_seeds=(), progress=False)
+            tl_posgen.analyze(model, TOKENS, nulls=0, progress=False)
         geometry_of(model.eval())
         with pytest.raises(InputError, match="training mode"), capturing(model, lambda capture: None):
             model.train()(TOKENS)
@@ -123,7 +123,7 @@ def test_jacobians_of_a_model_that_another_thread_measures_are_refused(llama, ru
 
 def test_autocast_is_refused(llama):
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(InputError, match="autocast is on"):
-        tl_posgen.analyze(llama, TOKENS, null_seeds=(), progress=False)
+        tl_posgen.analyze(llama, TOKENS, nulls=0, progress=False)
 
 
 def test_quantised_weights_are_refused(model):
@@ -135,7 +135,8 @@ def test_quantised_weights_are_refused(model):
 
 
 def test_a_null_that_has_the_models_weights_says_so(mini):
-    report = tl_posgen.analyze(random_like(mini, 3), TOKENS, measures="three_axis", null_seeds=(3, 4), progress=False)
+    nulls = {"random init": (3, 4)}
+    report = tl_posgen.analyze(random_like(mini, 3), TOKENS, measures="three_axis", nulls=nulls, progress=False)
     assert any("the random init has the model's own weights" in sentence for sentence in report.findings())
     assert report["three_axis"].nulls[0].attrs["model"].startswith("random init (seed 3), the model's own weights")
     assert report["three_axis"].nulls[1].attrs["model"] == "random init (seed 4)"

@@ -138,5 +138,5 @@ def test_three_axes_fit_the_slope_exactly_under_a_cap_too_as_their_caveat_says(m
     flat = replace(one, geometry=replace(one.geometry, alibi_slopes=None))
     with_slope, without = (collected(Residual(), capture).sel(tokens="all") for capture in (one, flat))
     np.testing.assert_allclose(with_slope["std"], without["std"], atol=1e-5)
-    report = analyze(model, TOKENS, measures=["three_axis"], null_seeds=(), progress=False)
+    report = analyze(model, TOKENS, measures=["three_axis"], nulls=0, progress=False)
     assert "three axes fit a straight line exactly" in report["three_axis"].caveat

@@ -118,7 +118,7 @@ def test_buffers_changed_after_the_probe_show(model, backend):
     else:
         model.rotary_emb.original_component.inv_freq.mul_(0.5)
     with pytest.raises(UnsupportedModelError, match=r"buffers .* that changed after the model was probed"):
-        tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(), progress=False)
+        tl_posgen.analyze(model, TOKENS, measures="variance", nulls=0, progress=False)
 
 
 def test_a_permanent_hook_added_after_the_probe_shows(model):
@@ -196,7 +196,7 @@ def test_passes_of_the_package_are_not_the_users(llama):
     with torch.no_grad(), tl_posgen.attach(llama, ["three_axis"]) as run:
         llama(TOKENS)
         tl_posgen.check(llama, printed=False)
-        tl_posgen.analyze(llama, TOKENS[:, :50], measures="variance", null_seeds=(), progress=False)
+        tl_posgen.analyze(llama, TOKENS[:, :50], measures="variance", nulls=0, progress=False)
     assert run.report().provenance["prompts"] == 1
 
 
@@ -238,7 +238,7 @@ def test_measures_of_patterns_take_an_edited_one_and_say_so(llama, row):
     note, repeated = report["slash"].notes  # the same prompt ran twice
     assert note.startswith("slash: measured from patterns that are not the softmax of the scores, in layer 1: hooks")
     assert [f"slash: {one}" for one in report["three_axis"].warnings] == [repeated]
-    assert not tl_posgen.analyze(llama, TOKENS, measures="slash", null_seeds=(), progress=False)["slash"].warnings
+    assert not tl_posgen.analyze(llama, TOKENS, measures="slash", nulls=0, progress=False)["slash"].warnings
 
 
 def test_a_cache_of_edited_patterns_is_named(llama):

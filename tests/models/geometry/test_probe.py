@@ -40,7 +40,7 @@ def test_sinks_are_found_however_little_they_take(tmp_path, share):
         for layer in model.original_model.model.layers:
             layer.self_attn.sinks.fill_(float(torch.tensor(share).logit()))  # of the one key that the first query sees
     assert [geometry.sinks for geometry in geometry_of(model)] == [True, True]
-    result = analyze(model, torch.arange(2, 26)[None], measures="slash", null_seeds=(), progress=False)["slash"]
+    result = analyze(model, torch.arange(2, 26)[None], measures="slash", nulls=0, progress=False)["slash"]
     assert result.warnings == []
 
 

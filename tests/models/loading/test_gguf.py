@@ -313,7 +313,7 @@ def test_a_directory_that_holds_one_is_the_file(written, tmp_path):
 
 
 def test_provenance_and_pages_say_what_the_weights_were(written):
-    report = analyze(written[0], "the cat sat on the mat", measures="slash", null_seeds=(), progress=False)
+    report = analyze(written[0], "the cat sat on the mat", measures="slash", nulls=0, progress=False)
     assert report.provenance["dequantised_from"] == "Q4_1"
     assert report.provenance["model"] == "tiny (dequantised from Q4_1)"
     assert "tiny (dequantised from Q4_1)" in report.html()

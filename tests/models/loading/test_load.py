@@ -404,7 +404,7 @@ def test_a_table_of_scores_may_name_models_of_the_hub_beside_a_tokenizer(monkeyp
 
 
 def test_a_name_stands_in_titles_tables_and_sentences_and_provenance_keeps_the_file(tmp_path):
-    how = {"measures": ["variance"], "length": 12, "n_prompts": 1, "null_seeds": (0,), "progress": False}
+    how = {"measures": ["variance"], "length": 12, "n_prompts": 1, "nulls": 1, "progress": False}
     for name in ("A small one", "Mini"):  # the second takes up what the first has kept
         report = tl_posgen.analyze(Pretrained("mini", name=name), bundled_text(), keep=tmp_path, **how)
         assert (report.provenance["model"], report.provenance["file"]) == (name, "mini")

@@ -161,7 +161,7 @@ def test_what_a_hook_holds_is_not_copied(llama):
     try:
         with tl_posgen.attach(llama, "variance") as run:
             llama(TOKENS)
-            found = run.report(shuffled_seeds=(0,))
+            found = run.report(nulls={"shuffled": (0,)})
     finally:
         llama.reset_hooks()
     assert found["variance"].numbers.nulls == ["shuffled 0"]
@@ -248,12 +248,12 @@ def test_a_null_model_that_does_something_else_with_positions_is_refused(family_
         InputError,
         match=r"random init \(seed 3\) of .* is no null model .*: its layer 0 has scale 0\.354 where the model has 1",
     ):
-        tl_posgen.analyze(model, TOKENS, measures="variance", null_seeds=(3,), shuffled_seeds=(), progress=False)
+        tl_posgen.analyze(model, TOKENS, measures="variance", nulls={"random init": (3,)}, progress=False)
 
 
 def test_a_model_that_was_cast_has_null_models(family_directory):
     model = load_model(family_directory("llama"), "bridge").to(torch.bfloat16)  # with the frequencies of its RoPE
-    assert len(list(NullModels(model, [0], [0]).models())) == 2
+    assert len(list(NullModels(model).models())) == 2
 
 
 def test_other_frequencies_are_another_geometry(llama):

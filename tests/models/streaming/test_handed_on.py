@@ -111,5 +111,5 @@ def test_a_cache_of_patterns_is_refused(family_model):
     with streaming(model):
         _, cache = model.run_with_cache(TOKENS)
     r = tl_posgen.analyze_cache(model, cache, **measured)["three_axis"].dataset["r"]
-    own = tl_posgen.analyze(model, TOKENS, measures=["three_axis"], null_seeds=())["three_axis"].dataset["r"]
+    own = tl_posgen.analyze(model, TOKENS, measures=["three_axis"], nulls=0)["three_axis"].dataset["r"]
     assert float(abs(r - own).max()) < 1e-4

@@ -20,13 +20,13 @@ def prompts(mini, alice) -> torch.Tensor:
 @pytest.fixture(scope="session")
 def report(mini, prompts) -> Report:
     """All measures on four prompts of 64 tokens, beside two random inits."""
-    return analyze(mini, prompts, measures=MEASURES, null_seeds=(0, 1), progress=False)
+    return analyze(mini, prompts, measures=MEASURES, nulls=2, progress=False)
 
 
 @pytest.fixture(scope="session")
 def single(mini, prompts) -> Report:
     """The residual and the fit of the first prompt alone, without random inits."""
-    return analyze(mini, prompts[:1], measures=["residual", "three_axis"], null_seeds=(), progress=False)
+    return analyze(mini, prompts[:1], measures=["residual", "three_axis"], nulls=0, progress=False)
 
 
 @pytest.fixture(scope="session")

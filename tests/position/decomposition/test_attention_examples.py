@@ -52,7 +52,7 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
 
     with mini.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_q", still) for layer in range(4)]):
         tokens, measures = torch.arange(12)[None], ["three_axis", "attention_examples"]
-        report = analyze(mini, tokens, measures=measures, null_seeds=(), progress=False)
+        report = analyze(mini, tokens, measures=measures, nulls=0, progress=False)
     result = report["attention_examples"]
     assert result.trained.sizes["example"] == 0
     assert result.kinds == []
@@ -61,7 +61,7 @@ def test_heads_of_constant_scores_leave_nothing_to_show(mini):
 
 
 def test_the_pass_that_all_measures_share_gives_the_examples(mini, prompts, passes):
-    how: dict = {"measures": [AttentionExamples(examples=1)], "null_seeds": ()}
+    how: dict = {"measures": [AttentionExamples(examples=1)], "nulls": 0}
     found = analyze(mini, prompts, **how)[MEASURE]
     assert sum(passes) == len(prompts)
     assert found.trained.sizes["example"] == 2
@@ -78,7 +78,7 @@ def test_heads_with_the_same_r_are_shown_like_others():
 
 
 def test_long_prompts_are_cropped_after_the_fit(mini, alice):
-    options = {"length": 140, "n_prompts": 1, "layers": [1], "null_seeds": (), "progress": False}
+    options = {"length": 140, "n_prompts": 1, "layers": [1], "nulls": 0, "progress": False}
     report = analyze(mini, alice, measures=["three_axis", AttentionExamples(examples=1)], **options)
     data = report["attention_examples"].trained
     assert data["pattern"].shape == (2, 2, 128, 128)

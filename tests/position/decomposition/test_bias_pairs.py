@@ -13,7 +13,7 @@ from tl_posgen.position.decomposition.numbers.bias_pairs import PAIRS
 from tl_posgen.rope.rotation import rotate
 
 TOKENS = torch.randint(2, 60, (2, 24), generator=torch.Generator().manual_seed(0))
-QUIET = {"null_seeds": (), "shuffled_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 WITHOUT_FIRST = {"tokens": "without first"}
 
 
@@ -57,7 +57,7 @@ def test_shares_add_up_to_those_of_variance_and_the_rest_alone_is_the_layer_with
 
 
 def test_a_random_init_whose_biases_are_zero_has_its_rest_alone_and_loses_nothing(family_model):
-    how = {**QUIET, "null_seeds": (0,)}
+    how = {**QUIET, "nulls": 1}
     report = tl_posgen.analyze(family_model("qwen2"), TOKENS, measures=["bias_pairs", "bias_ablation"], **how)
     pairs, ablated = (report[name].null for name in ("bias_pairs", "bias_ablation"))
     assert not pairs["share"].drop_sel(pair="rest-rest").any()

@@ -19,7 +19,7 @@ MEASURES = ["three_axis", "variance", "mean_key", "residual", "attention_example
 ENCODINGS = {"gpt2": "absolute", "bloom": "alibi"}
 CAVEATS = {"gpt2": set(MEASURES), "bloom": set(MEASURES[:-1])}
 LOST = {"gpt2": {"variance", "mean_key"}, "bloom": {"mean_key"}}  # what they would conclude holds by construction
-OPTIONS = {"null_seeds": (), "progress": False}
+OPTIONS = {"nulls": 0, "progress": False}
 
 
 @pytest.fixture(scope="module")

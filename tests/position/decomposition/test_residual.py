@@ -72,7 +72,7 @@ def test_the_share_in_one_direction_is_that_of_the_residual_with_hidden_pairs_at
 
 def test_energies_of_prompts_add_up(mini, prompts):
     def run(tokens: torch.Tensor) -> xr.Dataset:
-        return Residual()(mini, tokens[:, :24], layers=[2], null_seeds=(), progress=False).trained
+        return Residual()(mini, tokens[:, :24], layers=[2], nulls=0, progress=False).trained
 
     both, one, other = run(prompts[:2]), run(prompts[:1]), run(prompts[1:2])
     np.testing.assert_allclose(2 * both["std"] ** 2, one["std"] ** 2 + other["std"] ** 2, rtol=1e-6)
@@ -118,7 +118,7 @@ def test_a_prompt_that_any_fit_fits_is_refused_where_somebody_elses_pass_feeds_i
         of_scores(torch.ones(4, 4))
 
 
-QUIET = {"null_seeds": (), "progress": False}
+QUIET = {"nulls": 0, "progress": False}
 
 
 @pytest.mark.parametrize(

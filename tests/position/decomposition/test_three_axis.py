@@ -20,7 +20,7 @@ from tl_posgen.position.decomposition.three_axis import fit_capture, shuffled, w
 
 MEASURE = "three_axis"
 
-QUICK = {"null_seeds": (), "progress": False}
+QUICK = {"nulls": 0, "progress": False}
 WITHOUT_FIRST = {"tokens": "without first"}
 NEAR = (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.05)
 
@@ -73,7 +73,7 @@ def test_weighted_fits_are_those_of_the_scores_weighted_alike(capture, weights):
 
 @pytest.mark.parametrize("weights", [NEAR, "attention"], ids=str)
 def test_a_weighted_measure_says_so_and_has_its_null(mini, prompts, weights):
-    result = ThreeAxis(weights=weights)(mini, prompts[:1], layers=[1], null_seeds=(0,), progress=False)
+    result = ThreeAxis(weights=weights)(mini, prompts[:1], layers=[1], nulls=1, progress=False)
     words = weighting(weights)
     assert words in result.findings()[0]
     for kind in ("map", "curves"):

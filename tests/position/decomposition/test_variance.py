@@ -70,7 +70,7 @@ def test_attention_to_the_first_token_is_that_of_the_models_pattern(family_model
 
 
 def test_a_token_in_front_is_said_and_belongs_to_what_is_kept(mini, alice, tmp_path):
-    cut = {"measures": "variance", "length": 24, "n_prompts": 2, "null_seeds": (), "progress": False}
+    cut = {"measures": "variance", "length": 24, "n_prompts": 2, "nulls": 0, "progress": False}
     comma = mini.tokenizer(",", add_special_tokens=False).input_ids[0]
     shares, said = [], []
     for keep in (None, tmp_path, tmp_path):
@@ -105,7 +105,7 @@ def test_sizes_are_those_of_the_shares_that_softmax_sees(result):
 
 
 def test_two_tokens_say_nothing_of_what_varies(mini):
-    result = Variance()(mini, torch.tensor([[3, 4]]), null_seeds=(), progress=False)
+    result = Variance()(mini, torch.tensor([[3, 4]]), nulls=0, progress=False)
     assert result.trained["position"].isnull().all()
     assert "one token besides the first says nothing" in result.findings()[-1]
 
@@ -117,7 +117,7 @@ def test_shares_by_place_add_up_to_the_shares_and_change_nothing_else(mini, alic
     by_key = data["by_place"].sel(part=["k", "qk", "kd", "qkd"], place=["key", "both"]).sum(("part", "place"))
     np.testing.assert_allclose(data["absolute"], by_key / (1 - data["share"].sel(part="q")))
     assert float(abs(data["absolute"].sel(WITHOUT_FIRST)).max()) < 0.1  # keys of mini do not know where they stand
-    plain = Variance()(mini, alice, length=24, n_prompts=8, null_seeds=(), progress=False)
+    plain = Variance()(mini, alice, length=24, n_prompts=8, nulls=0, progress=False)
     xr.testing.assert_identical(data[list(plain.trained)].drop_vars("place", errors="ignore"), plain.trained)
     assert "places" not in plain.kinds
 
@@ -153,7 +153,7 @@ def test_places_of_queries_and_keys_are_those_that_vectors_were_made_with():
 
 @pytest.mark.longer
 def test_learned_positions_are_in_the_content_and_something_is_concluded(learned_positions, tinystories):
-    cut = {"length": 64, "n_prompts": 8, "null_seeds": (), "progress": False}
+    cut = {"length": 64, "n_prompts": 8, "nulls": 0, "progress": False}
     result = Variance(absolute=True)(learned_positions, tinystories, **cut)
     assert "RoPE did not put there" in result.findings()[0]
     told = [one for one in result.findings() if not one.startswith("The first token takes")]

@@ -31,7 +31,7 @@ WITHOUT_FIRST = {"tokens": "without first"}
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return DummyDistance(distances=(0, 64, 7), limits=(1, 40))(mini, alice, null_seeds=(0,), **CUT)
+    return DummyDistance(distances=(0, 64, 7), limits=(1, 40))(mini, alice, nulls=1, **CUT)
 
 
 def test_the_curve_is_the_mean_score_with_every_pair_at_that_distance(mini):
@@ -52,14 +52,14 @@ def test_without_the_first_token_is_the_same_of_the_rest(mini, result, alice):
 
 
 def test_distances_are_those_below_the_training_length_unless_given(mini, alice):
-    found = DummyDistance(limits=(8,))(mini, alice, heads=(0, 0), null_seeds=(), **CUT)
+    found = DummyDistance(limits=(8,))(mini, alice, heads=(0, 0), nulls=0, **CUT)
     assert found.trained["d0"].values.tolist() == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert found.measure.longest == mini.cfg.n_ctx == 512
 
 
 def test_no_distance_is_compared_that_a_window_hides(family_model):
     model = family_model("mistral", "bridge")
-    found = DummyDistance(distances=(0, 3, 64))(model, torch.arange(2, 26)[None], null_seeds=(), progress=False)
+    found = DummyDistance(distances=(0, 3, 64))(model, torch.arange(2, 26)[None], nulls=0, progress=False)
     [window] = {session_of(model).layer(0).geometry.window}
     assert 3 < window <= 64
     assert found.trained["refit_r"].sel(d0=64).isnull().all()
@@ -86,7 +86,7 @@ def test_shares_and_correlations_are_in_range(result):
 
 def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
     measure = DummyDistance(distances=(3,), limits=(8,))
-    data = measure(mini, alice, heads=(1, 2), null_seeds=(), **CUT).trained
+    data = measure(mini, alice, heads=(1, 2), nulls=0, **CUT).trained
     assert (data["layer"].values.tolist(), data["head"].values.tolist()) == ([1], [2])
     np.testing.assert_allclose(data["additive_r"], result.trained["additive_r"].sel(layer=[1], head=[2]))
     tokens = torch.stack(to_prompts(mini, alice, length=40, n_prompts=2))
@@ -96,7 +96,7 @@ def test_chosen_heads_alone_are_measured_and_edited(mini, alice, result):
 
 def test_a_model_without_distances_is_skipped_if_asked(family_model):
     model, tokens = family_model("gpt2", "bridge"), torch.arange(2, 26)[None]
-    how = {"null_seeds": (), "progress": False, "skip_unsupported": True}
+    how = {"nulls": 0, "progress": False, "skip_unsupported": True}
     assert list(analyze(model, tokens, measures=["dummy_distance", "variance"], **how)) == ["variance"]
     both = r"dummy_distance cannot be had: .* know no distance.*; planes cannot"
     with pytest.raises(UnsupportedModelError, match=both):
@@ -105,7 +105,7 @@ def test_a_model_without_distances_is_skipped_if_asked(family_model):
 
 def test_what_holds_by_construction_with_slopes_is_said(family_model):
     bloom, tokens = family_model("bloom", "bridge"), torch.arange(2, 26)[None]
-    found = DummyDistance(distances=(0, 16), limits=(4,))(bloom, tokens, null_seeds=(), progress=False)
+    found = DummyDistance(distances=(0, 16), limits=(4,))(bloom, tokens, nulls=0, progress=False)
     np.testing.assert_allclose(found.trained["additive_r"], 1)
     for name in ("key_agreement", "key_part_r", "refit_r"):
         np.testing.assert_allclose(found.trained[name], 1)

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.longer
 
 OPTIONS = {"inside": 16, "times": 3, "n_global": 2, "block": 4, "n_blocks": 1}
 CUT = {"length": 16, "n_prompts": 2, "progress": False}
-QUIET = {**CUT, "null_seeds": ()}
+QUIET = {**CUT, "nulls": 0}
 HEAD = ("layer", "head")
 
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return LengthExtrapolation(**OPTIONS)(mini, alice, null_seeds=(0, 1), **CUT)
+    return LengthExtrapolation(**OPTIONS)(mini, alice, nulls=2, **CUT)
 
 
 def test_windows_change_nothing_inside_the_training_length_and_keep_the_entropy_down_beyond(result):
@@ -143,12 +143,12 @@ def test_prompts_of_several_training_lengths_are_run_where_they_fit_into_memory(
 def test_slopes_are_run_too_and_prompts_that_are_given_are_not_counted(family_model):
     tokens = torch.randint(2, 60, (2, 48), generator=torch.Generator().manual_seed(1))
     bloom = family_model("bloom", "bridge")
-    found = LengthExtrapolation(inside=16, times=3)(bloom, tokens, null_seeds=(), progress=False)
+    found = LengthExtrapolation(inside=16, times=3)(bloom, tokens, nulls=0, progress=False)
     assert found.provenance["prompts"] == 2
     assert np.isfinite(found.trained["frechet"]).all()
 
 
 def test_four_prompts_are_cut_where_no_number_is_given(mini, alice):
-    found = LengthExtrapolation(inside=8, times=1, conditions=())(mini, alice, null_seeds=(), progress=False)
+    found = LengthExtrapolation(inside=8, times=1, conditions=())(mini, alice, nulls=0, progress=False)
     assert found.provenance["prompts"] == 4
     assert found.provenance["length"] == 8

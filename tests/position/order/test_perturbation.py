@@ -14,7 +14,7 @@ from tl_posgen.position.order.hooks import CONDITIONS, conditions_for, disturb, 
 from tl_posgen.position.order.perturbation import WORDS
 
 CUT = {"length": 48, "n_prompts": 2, "progress": False}
-QUIET = {**CUT, "null_seeds": ()}
+QUIET = {**CUT, "nulls": 0}
 ONE = {"ratios": (0.5,), "reaches": ("uniform",)}
 
 
@@ -116,7 +116,7 @@ def test_chosen_heads_are_disturbed_alone(mini, alice):
 
 def test_one_prompt_has_no_interval(mini):
     options = {"ratios": (0, 0.5), "conditions": ("positions", "jitter"), "reaches": ("uniform",), "n_draws": 1}
-    found = Perturbation(**options)(mini, torch.arange(24)[None] + 300, null_seeds=(), progress=False)
+    found = Perturbation(**options)(mini, torch.arange(24)[None] + 300, nulls=0, progress=False)
     change = found.numbers("change", condition="positions", ratio=0.5)
     assert np.isnan(change.low)
     assert "cloze_accuracy" not in found.trained  # 24 tokens hold no passage of 40 words

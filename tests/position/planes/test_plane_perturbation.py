@@ -34,7 +34,7 @@ MAPPED = ("shuffle_phases", "shuffle_positions")
 @pytest.fixture(scope="session")
 def report(mini, alice):
     asked = PlanePerturbation(edits=EDITS, strengths=(0.5, 1), map_edits=MAPPED, map_by="bands")
-    return analyze(mini, alice, measures=["planes", asked], layers=[0, 2], null_seeds=(0,), **CUT)
+    return analyze(mini, alice, measures=["planes", asked], layers=[0, 2], nulls=1, **CUT)
 
 
 def tokens_of(model, text):
@@ -44,7 +44,7 @@ def tokens_of(model, text):
 def test_deep_models_are_mapped_if_asked(mini, alice, monkeypatch):
     monkeypatch.setattr(plane_perturbation, "MOST_LAYERS", 3)
     asked = PlanePerturbation(edits=EDITS[:1], strengths=(1,))
-    found = asked(mini, alice, null_seeds=(), **{**CUT, "n_prompts": 1})
+    found = asked(mini, alice, nulls=0, **{**CUT, "n_prompts": 1})
     assert found.measure.map_edits == ()
     assert "map_rise" not in found.trained
     assert PlanePerturbation(map_edits=MAPPED).prepare(session_of(mini), []).map_edits == MAPPED
@@ -76,9 +76,9 @@ def test_losses_are_those_of_the_hooked_model(mini, alice, result):
 
 def test_prompts_of_several_batches_are_those_of_one(mini, alice, monkeypatch):
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=[])
-    whole = measure(mini, alice, null_seeds=(), **CUT).trained["loss"]
+    whole = measure(mini, alice, nulls=0, **CUT).trained["loss"]
     monkeypatch.setattr(plane_perturbation, "prompts_at_once", lambda *_: 1)
-    found = measure(mini, alice, null_seeds=(), **CUT).trained["loss"]
+    found = measure(mini, alice, nulls=0, **CUT).trained["loss"]
     np.testing.assert_allclose(found.sel(cost="edit"), whole.sel(cost="edit"), atol=1e-6)  # nothing is drawn in a mean
 
 
@@ -119,7 +119,7 @@ def test_bands_are_the_sums_of_their_planes(report):
 def test_rho_is_spearmans_over_the_cells_that_are_there(family_model):
     tokens = torch.randint(2, 60, (2, 20), generator=torch.Generator().manual_seed(0))
     asked = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=["mean_phase"])
-    result = asked(family_model("gemma3", "bridge"), tokens, null_seeds=(), progress=False)
+    result = asked(family_model("gemma3", "bridge"), tokens, nulls=0, progress=False)
     cost = result.trained["map_rise"].sel(map_edit="mean_phase", cost="control").mean("prompt").values.ravel()
     share = result.trained["share"].sel(part="content").values.ravel()
     known = np.isfinite(share) & np.isfinite(cost)
@@ -131,7 +131,7 @@ def test_a_larger_model_is_mapped_by_bands(mini, alice, monkeypatch):
     assert MOST_CELLS >= 4 * 16  # the bundled model, plane by plane
     measure = PlanePerturbation(edits=["mean_phase"], strengths=[1], map_edits=["mean_phase"])
     monkeypatch.setattr(plane_perturbation, "MOST_CELLS", 63)
-    found = measure(mini, alice, null_seeds=(), **CUT)
+    found = measure(mini, alice, nulls=0, **CUT)
     assert found.trained["planes"].values.tolist() == list(BANDS)
     for kind in found.kinds:
         found.plot(kind)

@@ -21,7 +21,7 @@ PROMPTS = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(5))
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return Planes()(mini, alice, null_seeds=(0, 1), **CUT)
+    return Planes()(mini, alice, nulls=2, **CUT)
 
 
 @pytest.fixture(scope="session")
@@ -136,12 +136,12 @@ TOKENS = torch.arange(2, 26)[None]
 @pytest.mark.parametrize("measure", MEASURES)
 def test_only_layers_without_rope_are_refused(family_model, measure):
     with pytest.raises(UnsupportedModelError, match=r"layers 1: none of them has RoPE|no chosen layer has RoPE"):
-        measure()(family_model("smollm3", "bridge"), TOKENS, layers=[1], null_seeds=(), progress=False)
+        measure()(family_model("smollm3", "bridge"), TOKENS, layers=[1], nulls=0, progress=False)
 
 
 @pytest.mark.parametrize("name", ["neox", "gemma3", "smollm3"])
 def test_every_kind_can_be_drawn_of_unusual_layers(family_model, name):
-    result = Planes()(family_model(name, "bridge"), PROMPTS, null_seeds=(), progress=False)
+    result = Planes()(family_model(name, "bridge"), PROMPTS, nulls=0, progress=False)
     for kind in result.kinds:
         drawn = [np.asarray(trace["r" if kind == "phases" else "y"], float) for trace in result.plot(kind).data]
         assert any(np.isfinite(values).any() for values in drawn)

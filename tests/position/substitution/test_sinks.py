@@ -176,7 +176,7 @@ def test_what_is_no_prompt_has_no_sinks(llama, unchecked, tokens):
 @pytest.fixture(scope="module")
 def measured(mini, alice):
     options = {"widths": (4,), "dummy_distances": (), "near_widths": (), "mean_query_distances": ()}
-    cut = {"length": 40, "n_prompts": 2, "null_seeds": (), "progress": False}
+    cut = {"length": 40, "n_prompts": 2, "nulls": 0, "progress": False}
     return {share: Substitution(**options, sink_share=share)(mini, alice, **cut) for share in (0.1, 1)}
 
 

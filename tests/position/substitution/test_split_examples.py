@@ -19,7 +19,7 @@ CUT = {"length": 80, "n_prompts": 2, "progress": False}
 
 @pytest.fixture(scope="module")
 def result(mini, alice):
-    return SplitExamples()(mini, alice, null_seeds=(0, 1), **CUT)
+    return SplitExamples()(mini, alice, nulls=2, **CUT)
 
 
 def maps_of_captured(model, tokens, layer, head):
@@ -57,9 +57,9 @@ def test_the_heads_are_those_of_most_and_least_position_and_the_null_has_the_sam
 
 
 def test_all_heads_that_are_asked_for_are_shown_and_no_other(mini, alice):
-    few = SplitExamples()(mini, alice, heads=[(0, 1), (2, 3), (2, 0)], null_seeds=(), **CUT)
+    few = SplitExamples()(mini, alice, heads=[(0, 1), (2, 3), (2, 0)], nulls=0, **CUT)
     assert {one[:2] for one in shown_heads(few.trained)} == {(0, 1), (2, 3), (2, 0)}
-    one = SplitExamples()(mini, alice, heads=[(1, 2)], null_seeds=(), **CUT)
+    one = SplitExamples()(mini, alice, heads=[(1, 2)], nulls=0, **CUT)
     assert shown_heads(one.trained) == [(1, 2, "chosen")]
 
 
@@ -67,13 +67,13 @@ TOKENS = torch.randint(2, 60, (1, 12), generator=torch.Generator().manual_seed(0
 
 
 def test_learned_positions_have_no_position_part_to_show(family_model):
-    found = SplitExamples()(family_model("gpt2"), TOKENS, null_seeds=(0,), progress=False)
+    found = SplitExamples()(family_model("gpt2"), TOKENS, nulls=1, progress=False)
     assert found.trained.sizes["example"] == found.null.sizes["example"] == 0
     assert (found.kinds, found.findings()) == ([], [found.caveat])
 
 
 def test_of_alibi_the_position_part_is_the_slope(family_model):
-    found = SplitExamples()(family_model("bloom"), TOKENS, null_seeds=(), progress=False)
+    found = SplitExamples()(family_model("bloom"), TOKENS, nulls=0, progress=False)
     rows = found.trained["position"].isel(example=0).values
     steps = np.diff(rows[2:, 1:], axis=1)
     assert np.nanmin(steps) > 0

@@ -17,7 +17,7 @@ from tl_posgen.position.substitution import Substitution
 
 pytestmark = pytest.mark.slow
 
-QUIET = {"progress": False, "null_seeds": ()}
+QUIET = {"progress": False, "nulls": 0}
 STORIES = {
     **{"unchanged": 1.754, "uniform_attention": 4.193, "three_axis": 4.186, "mean_key_64": 3.268},
     **{"three_axis_near_8": 2.585, "three_axis_attention": 3.170, "mean_query_8": 2.479, "k_q_simplify": 4.358},
@@ -29,7 +29,7 @@ FEW = {"widths": (4,), "dummy_distances": (0,)}
 
 @pytest.fixture(scope="session")
 def result(mini, alice):
-    return Substitution(**FEW)(mini, alice, length=24, n_prompts=4, null_seeds=(0, 1), progress=False)
+    return Substitution(**FEW)(mini, alice, length=24, n_prompts=4, nulls=2, progress=False)
 
 
 def test_stories260k_has_the_reference_losses(stories, tinystories):
@@ -164,7 +164,7 @@ def test_random_inits_of_worthless_attention_run_only_what_tells_so(result, mini
     assert [str(one) for one in measured["condition"].values[measured.values]] == REFERENCES
     assert result.null["r"].sel(condition="triangle_4").notnull().all()
     monkeypatch.setattr("tl_posgen.position.substitution.substitution.LEAST_COST", -1)
-    whole = Substitution(**FEW)(mini, alice, length=24, n_prompts=4, null_seeds=(0,), progress=False).null
+    whole = Substitution(**FEW)(mini, alice, length=24, n_prompts=4, nulls=1, progress=False).null
     assert whole["loss"].notnull().all()
     np.testing.assert_allclose(
         whole["loss"].sel(condition=REFERENCES), result.null["loss"].sel(condition=REFERENCES), rtol=1e-6

@@ -22,7 +22,6 @@ class NullKind:
     Attributes:
         name: behind a number, as in "(random init 0.35, shuffled 0.41)".
         field: of its values in summary.json.
-        seeds: name of its seeds in a report's provenance.
         title: of one model, with its seed: "shuffled weights (seed 0)".
         description: what brackets hold, in a sentence of a page.
         draw: (session of the model, seed, device of draws) -> a model with drawn weights; None for a kind that has the
@@ -30,14 +29,13 @@ class NullKind:
         reorder: (model, seed, undo=) puts the parameters of the model itself in random order, and back; None for a kind
             whose weights are drawn.
         rule: how weights that are reordered came to be, in provenance; a draw says so itself.
-        usual: which measures are repeated on it where the caller asks for none: all, those that share a single pass, or
-            none.
+        usual: which measures are repeated on it where the caller gives a number of null models: all, those that share
+            a single pass, or none.
         colour, dash, symbol: in figures, the symbol of points.
     """
 
     name: str
     field: str
-    seeds: str
     title: str
     description: str
     usual: Literal["all", "single pass", "none"]
@@ -47,11 +45,6 @@ class NullKind:
     draw: Callable[[Session, int, str], Model] | None = None
     reorder: Callable[..., None] | None = None
     rule: str = ""
-
-    @property
-    def argument(self) -> str:
-        """Return the argument of `analyze` that its seeds are given by."""
-        return f"null_seeds[{self.name!r}]" if self.usual == "none" else self.seeds
 
     def label(self, seed: int) -> str:
         """Return the label along the dim init: a random init's seed, or "shuffled 0"."""
@@ -73,7 +66,6 @@ _ROWS = (
     NullKind(
         name=RANDOM_INIT,
         field="inits",
-        seeds="null_seeds",
         title="random init",
         description="for a randomly initialised model of the same shape (random init)",
         usual="all",
@@ -85,7 +77,6 @@ _ROWS = (
     NullKind(
         name=SHUFFLED,
         field="shuffled",
-        seeds="shuffled_seeds",
         title="shuffled weights",
         description="for the trained weights with the entries of every parameter in random order (shuffled)",
         usual="single pass",
@@ -98,7 +89,6 @@ _ROWS = (
     NullKind(
         name="shuffled matrices",
         field="shuffled_matrices",
-        seeds="shuffled_matrices_seeds",
         title="shuffled matrices",
         description="for the trained weights with the entries of every matrix in random order, biases and gains of "
         "norms as they were trained (shuffled matrices)",

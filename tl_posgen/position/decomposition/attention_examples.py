@@ -50,7 +50,7 @@ class AttentionExamples(Measure):
     Source: ours
 
     Example:
-        >>> result = AttentionExamples(examples=1)("mini", "Down, down, down.", null_seeds=())
+        >>> result = AttentionExamples(examples=1)("mini", "Down, down, down.", nulls=0)
         >>> result.trained["why"].values.tolist()
         ['closest to position + key', 'furthest from position + key']
     """

@@ -55,7 +55,7 @@ class BiasAblation(Interventions):
     Example:
         >>> from tl_posgen.errors import UnsupportedModelError
         >>> try:
-        ...     BiasAblation()("mini", "Down, down, down.", null_seeds=())
+        ...     BiasAblation()("mini", "Down, down, down.", nulls=0)
         ... except UnsupportedModelError as refusal:
         ...     print(refusal)
         no layer of this model has biases of queries or keys (none, or all are zero)

@@ -62,7 +62,7 @@ class BiasPairs(Measure):
     Example:
         >>> from tl_posgen.errors import UnsupportedModelError
         >>> try:
-        ...     BiasPairs()("mini", "Down, down, down.", null_seeds=())
+        ...     BiasPairs()("mini", "Down, down, down.", nulls=0)
         ... except UnsupportedModelError as refusal:
         ...     print(refusal)
         no layer of this model has biases of queries or keys (none, or all are zero)

@@ -44,7 +44,7 @@ class MeanKey(Measure):
     github.com/Glaciohound/LM-Infinite, which uses d0 = 1000.
 
     Example:
-        >>> result = MeanKey(d0=8)("mini", "Down, down, down.", null_seeds=())
+        >>> result = MeanKey(d0=8)("mini", "Down, down, down.", nulls=0)
         >>> result.sel()["d0"].values.tolist()
         [0, 8, 64]
     """

@@ -47,7 +47,7 @@ class Residual(Measure):
     Source: ours; named as open by readers of Han & Ji 2025 (arXiv 2503.13305).
 
     Example:
-        >>> data = Residual()("mini", "Down, down, down.", null_seeds=()).sel(tokens="all")
+        >>> data = Residual()("mini", "Down, down, down.", nulls=0).sel(tokens="all")
         >>> bool(((data["share"] > 0) & (data["share"] < 1)).all())
         True
     """

@@ -146,7 +146,7 @@ class ThreeAxis(Measure):
     exact fit, the weights, r within rows and the nulls are ours.
 
     Example:
-        >>> result = ThreeAxis(gauge="flat_distance")("mini", "Down, down, down.", null_seeds=())
+        >>> result = ThreeAxis(gauge="flat_distance")("mini", "Down, down, down.", nulls=0)
         >>> bool((result.sel()["b"].sum("query").round(6) == 0).all())
         True
     """

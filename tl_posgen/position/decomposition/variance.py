@@ -101,7 +101,7 @@ class Variance(Measure):
     Source: functional ANOVA (Hoeffding 1948, Sobol 1993); closed form for attention scores, shares by place: ours.
 
     Example:
-        >>> result = Variance()("mini", "Down, down, down.", null_seeds=())
+        >>> result = Variance()("mini", "Down, down, down.", nulls=0)
         >>> bool((abs(result.trained["share"].sum("part") - 1) < 1e-6).all())
         True
     """

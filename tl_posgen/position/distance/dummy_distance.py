@@ -116,7 +116,7 @@ class DummyDistance(Interventions):
     measures and curves are our reconstruction.
 
     Example:
-        >>> short = {"length": 24, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> short = {"length": 24, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> text = "Down, down, down. Would the fall never come to an end? I wonder how many miles I've fallen."
         >>> found = DummyDistance(distances=(0, 64), limits=(8,))("mini", text, **short).sel()["key_agreement"]
         >>> found.dims, bool((found.sel(tokens="all", d0=64, other_d0=64).round(6) == 1).all())

@@ -139,7 +139,7 @@ class LengthExtrapolation(Measure):
         >>> from tl_posgen import load_model
         >>> from tl_posgen.models.tokens import bundled_text
         >>> model, measure = load_model("mini", backend="bridge"), LengthExtrapolation(inside=16, times=2)
-        >>> result = measure(model, bundled_text(), n_prompts=2, null_seeds=(), progress=False)
+        >>> result = measure(model, bundled_text(), n_prompts=2, nulls=0, progress=False)
         >>> result.sel()["frechet"].dims
         ('condition', 'layer', 'head', 'segment')
     """

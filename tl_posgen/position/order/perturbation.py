@@ -98,7 +98,7 @@ class Perturbation(Measure):
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
         >>> measure = Perturbation(ratios=(0, 0.5), conditions=("tokens",), reaches=("uniform",), n_cloze=0)
-        >>> result = measure("mini", bundled_text(), length=32, n_prompts=2, null_seeds=(), progress=False)
+        >>> result = measure("mini", bundled_text(), length=32, n_prompts=2, nulls=0, progress=False)
         >>> none, half = (result.numbers("change", ratio=ratio).value for ratio in (0, 0.5))
         >>> none, half > 0
         (0.0, True)

@@ -98,7 +98,7 @@ class PlanePerturbation(Interventions):
 
     Example:
         >>> measure = PlanePerturbation(edits=["shuffle_positions"], strengths=[1.0], map_edits=[])
-        >>> cut = {"length": 32, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 32, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> result = measure("mini", "Down, down, down. Would the fall never end?" * 4, **cut)
         >>> result.measure.rises(result.numbers)["shuffle_positions"].value > 0
         True

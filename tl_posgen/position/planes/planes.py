@@ -60,7 +60,7 @@ class Planes(Measure):
     Source: the claim of patterns: Han & Ji 2025 (arXiv 2503.13305); measures and criterion: ours
 
     Example:
-        >>> data = Planes(eps=0.3)("mini", "Down, down, down.", null_seeds=()).sel(tokens="all", side="k")
+        >>> data = Planes(eps=0.3)("mini", "Down, down, down.", nulls=0).sel(tokens="all", side="k")
         >>> data["concentration"].dims, bool((data["concentration"] <= 1).all())
         (('layer', 'head', 'plane'), True)
     """

@@ -64,7 +64,7 @@ class SplitExamples(Measure):
     Source: the figure is of Han & Ji 2025 (arXiv 2503.13305); the split, the choice of heads and the null are ours.
 
     Example:
-        >>> result = SplitExamples()("mini", "Down, down, down. Would the fall never end?", null_seeds=())
+        >>> result = SplitExamples()("mini", "Down, down, down. Would the fall never end?", nulls=0)
         >>> result.sel()["why"].values.tolist(), result.sel()["position"].dims
         (['most position', 'least position'], ('example', 'query', 'key'))
     """

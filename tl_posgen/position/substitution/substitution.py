@@ -84,7 +84,7 @@ class Substitution(Interventions):
 
     Example:
         >>> from tl_posgen.models.tokens import bundled_text
-        >>> cut = {"length": 48, "n_prompts": 1, "null_seeds": (), "progress": False}
+        >>> cut = {"length": 48, "n_prompts": 1, "nulls": 0, "progress": False}
         >>> result = Substitution()("mini", bundled_text(), **cut)
         >>> shares = result.measure.recovered(result.numbers)
         >>> [shares[one].value for one in ("unchanged", "uniform_attention")]
