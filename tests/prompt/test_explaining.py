@@ -157,6 +157,9 @@ def test_two_prompts_leave_what_makes_the_difference(mini, reference):
     assert found.key == int(abs(one.trained["attention"] - two.trained["attention"]).values.argmax())
     with pytest.raises(InputError, match="check deletes terms of one prompt"):
         found.check()
+    beside_the_mean = tl_posgen.explain(mini, other, 3, 1, reference=reference)
+    with pytest.raises(InputError, match="minus: against_key none is taken from against_key 2; explain both alike"):
+        one.minus(beside_the_mean)
 
 
 def test_a_head_that_is_sure_is_not_measured_against_itself(mini):

@@ -202,9 +202,9 @@ class Explanation(Result):
         """
         mine, theirs = self.dataset, other.dataset
         for name in ("model", "layer", "head", "query", "against_key", "side"):
-            own, taken = (data.attrs.get(name, "none") for data in (mine, theirs))
-            if own != taken:
-                raise InputError(f"minus: {name} {taken} is taken from {name} {own}; explain both alike")
+            explained, taken = (data.attrs.get(name, "none") for data in (mine, theirs))
+            if explained != taken:
+                raise InputError(f"minus: {name} {taken} is taken from {name} {explained}; explain both alike")
         if len(mine["key"]) != len(theirs["key"]):
             raise InputError(f"minus: {len(theirs['key'])} keys are taken from {len(mine['key'])}; explain both alike")
         token_pairs = zip(mine["token"].values, theirs["token"].values, strict=True)
