@@ -68,7 +68,7 @@ def split_script(page) -> tuple[str, str]:
 
 
 def on_one_line(text: str) -> str:
-    """Return a text with signs in the place of line breaks and tabs, which tokens hold.
+    r"""Return a text with signs in the place of line breaks and tabs, which tokens hold.
 
     Example:
         >>> on_one_line("a\n\tb")
