@@ -29,8 +29,8 @@ explanation = tl_posgen.explain(model, prompt, head="L3H1", query=-1)
 explanation.table().head(6).round(2)
 
 # %% [markdown]
-# L3H1 looks at the token before. Softmax sees only how the scores of a query differ, so the mean of these scores, weighted by
-# attention, is taken from each. A sharper question is why the head attends to one token and not to another: with `against`, the
+# L3H1 looks at the token before. Softmax sees only how the scores of a query differ, so the mean score of
+# the other keys is taken from each. A sharper question is why the head attends to one token and not to another: with `against`, the
 # score of that other token is taken away instead.
 
 # %%
@@ -42,7 +42,7 @@ explanation.plot()
 # text, the bundled book unless you give one, because a mean over the prompt would contain what is to be explained.
 
 # %%
-print(explanation.data.attrs["reference"])
+print(explanation.trained.attrs["reference"])
 explanation.show()
 
 # %% [markdown]
@@ -63,9 +63,9 @@ explanation.check(n=10).round(3)
 # RoPE turns pairs of coordinates, its planes. The fast ones (low numbers) tell neighbours apart.
 
 # %%
-key = explanation.stands_out
-planes = explanation.frame(by=("term", "plane"))
-planes[planes["key"] == key].pivot(index="plane", columns="term", values="contribution").round(2).head(8)
+key = explanation.key
+planes = explanation.frame(by=("term", "plane"), key=key)
+planes.pivot(index="plane", columns="term", values="contribution").round(2).head(8)
 
 # %% [markdown]
 # The key is a sum too: of what the embedding, earlier heads and MLPs wrote into the residual stream.
@@ -141,7 +141,8 @@ print("mean attention of L1H3 to the token before:", earlier)
 # %% [markdown]
 # ## Keep it
 #
-# A page with both pictures, and all terms as a table (terms.csv).
+# A page with both pictures, and a file that gives the explanation back without the model:
+# `tl_posgen.load("report-11")["explanation"]`.
 
 # %%
 explanation.write("report-11")

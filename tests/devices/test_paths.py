@@ -177,7 +177,7 @@ def test_one_prompt_is_explained_as_on_the_cpu(backend, dtype, models, device):
         reference = reference_of(model, TEXT, layers=[1], length=20, n_prompts=2, distances="attention")
         explained = tl_posgen.explain(model, TOKENS[0], 1, 2, reference=reference, **options)
         split = tl_posgen.split(model, TOKENS[0], heads=(1, 2), reference=reference).to_array().values
-        found.append([explained.data["contribution"].sum("source").values, split, explained.check(2).values])
+        found.append([explained.trained["contribution"].sum("source").values, split, explained.check(2).values])
     for there, here in zip(*found, strict=True):
         assert_near(there, here, 20 * error_of(device, dtype))
 

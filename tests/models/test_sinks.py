@@ -61,7 +61,7 @@ def test_queries_and_keys_as_they_are_give_the_slash_scores_of_the_pass(model):
 
 def test_explanations_examples_and_the_first_tokens_attention_are_the_models(model, patterns):
     for head in range(4):
-        attention = tl_posgen.explain(model, TOKENS[0].tolist(), 1, head, query=-1).data["attention"]
+        attention = tl_posgen.explain(model, TOKENS[0].tolist(), 1, head, query=-1).trained["attention"]
         seen = patterns[1][0, head, -1, attention["key"].values.tolist()]
         torch.testing.assert_close(torch.from_numpy(attention.values).float(), seen, rtol=1e-4, atol=1e-6)
     report = tl_posgen.analyze(model, TOKENS, measures=["attention_examples", "variance"], **QUIET)

@@ -2,6 +2,8 @@
 
 import pytest
 
+import tl_posgen
+
 WORDS = "Down, down, down. Would the fall never end?"
 
 
@@ -9,18 +11,17 @@ WORDS = "Down, down, down. Would the fall never end?"
 def test_the_command_prints_terms_and_writes_a_page(command, tmp_path):
     code, printed, error = command("explain", "--prompt", WORDS, "--head", "3.1", "--out", tmp_path / "why")
     assert (code, error) == (0, "")
-    assert "mini, L3H1: scores, in logits, of query" in printed.replace("\n", " ")
-    for words in ("query key", "interaction", "largest terms of key", "bundled book", "index.html"):
-        assert words in printed
-    assert (tmp_path / "why" / "index.html").is_file()
-    assert (tmp_path / "why" / "terms.csv").is_file()
+    told = " ".join(printed.split())
+    for words in ("L3H1, query 14 '?' of mini: key", "query key", "largest terms by source of the key", "bundled book"):
+        assert words in told
+    assert {file.name for file in (tmp_path / "why").iterdir()} == {"index.html", "results.nc", "summary.json"}
+    assert tl_posgen.load(tmp_path / "why")["explanation"].findings()[0] in told
     again = command("explain", "--prompt", WORDS, "--head", "3.1", "--key", "2", "--out", tmp_path / "why")
     remedy = "choose another place by --out DIR, or give --force to replace it"
     assert again == (2, "", f"error: {tmp_path / 'why'}: holds another run's index.html; {remedy}\n")
     assert "write a head as" in command("explain", "--prompt", WORDS, "--head", "one", "--out", tmp_path / "why")[2]
     _, printed, _ = command("explain", "--prompt", WORDS, "--head", "3.1", "--key", "2", "--out", tmp_path / "two")
-    assert "largest terms of key 2, " in printed
-    assert "in logits" in printed
+    assert "of mini: key 2 " in " ".join(printed.split())
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,6 @@ def test_a_refusal_is_one_line_that_names_the_option(command, tmp_path, options,
 
 
 def test_the_help_names_the_files_that_are_written(command):
-    helps = {name: " ".join(command(name, "--help")[1].replace("│", " ").split()) for name in ("explain", "slash")}
-    assert "Directory for index.html and terms.csv." in helps["explain"]
-    assert "Directory for index.html, summary.json and results.nc." in helps["slash"]
+    for name in ("explain", "slash"):
+        printed = " ".join(command(name, "--help")[1].replace("│", " ").split())
+        assert "Directory for index.html, summary.json and results.nc." in printed

@@ -1,8 +1,11 @@
 """Explanations of one row of scores: exact sums over terms, planes and sources, in every family; what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from captures import run
 from families import UNEVEN, family_cases
 
@@ -19,16 +22,16 @@ TOKENS = torch.randint(2, 60, (14,), generator=torch.manual_seed(0))
 
 def largest_gap(model, tokens, found, cap=None):
     """max |sum over terms, planes and sources - the model's own score|, both less the baseline."""
-    attrs, keys = found.data.attrs, found.data["key"].values
+    attrs, keys = found.trained.attrs, found.trained["key"].values
     (capture,) = run(model, tokens[None], {"attn_scores"}, layers=[attrs["layer"]])
     row = capture.attn_scores[attrs["head"], attrs["query"]].double().numpy()[keys]
     before_cap = row if cap is None else cap * np.arctanh(row / cap)
-    weights = found.data["attention"].values
+    weights = found.trained["attention"].values
     np.testing.assert_allclose(weights, np.exp(row - row.max()) / np.exp(row - row.max()).sum(), rtol=1e-6)
-    total = found.data["contribution"].sum(("term", "plane", "source")).values
-    total = total + (found.data["alibi"].values if "alibi" in found.data else 0)
+    total = found.trained["contribution"].sum(("term", "plane", "source")).values
+    total = total + (found.trained["alibi"].values if "alibi" in found.trained else 0)
     others = (before_cap.sum() - before_cap) / (len(keys) - 1)
-    base = others if attrs["against_key"] is None else before_cap[list(keys).index(attrs["against_key"])]
+    base = others if "against_key" not in attrs else before_cap[list(keys).index(attrs["against_key"])]
     return abs(total - (before_cap - base)).max()
 
 
@@ -39,10 +42,10 @@ def test_terms_add_up_to_the_models_scores(family_model, name, backend):
     for side in ("key", "query"):
         found = tl_posgen.explain(model, TOKENS, 1, 2, against=-2, reference=reference, side=side)
         assert largest_gap(model, TOKENS, found, cap) < 2e-5
-        assert found.data.attrs["largest_difference"] < 2e-5
-        contribution = found.data["contribution"]
+        assert found.trained.attrs["largest_difference"] < 2e-5
+        contribution = found.trained["contribution"]
         assert {"embed", "L0H3", "L0 MLP"} <= set(contribution["source"].values)
-        if not found.note.startswith("nothing rotates"):
+        if not found.trained.attrs["note"].startswith("nothing rotates"):
             assert float(abs(contribution.sum(("plane", "source"))).max("key").min()) > 1e-3  # no term is empty
         else:
             assert float(abs(contribution.sel(term=["position", "interaction"])).max()) < 1e-6
@@ -67,7 +70,7 @@ def test_terms_are_those_of_the_split(mini, reference):
     parts = tl_posgen.split(mini, PROMPT, heads="2.3", reference=reference).isel(head=0, query=-1)
     for side in ("key", "query"):
         found = tl_posgen.explain(mini, PROMPT, head="2.3", against=3, reference=reference, side=side)
-        summed = found.data["contribution"].sum(("plane", "source"))
+        summed = found.trained["contribution"].sum(("plane", "source"))
         for term in ("position", "key_part", "query_key"):
             expected = parts[term] - parts[term][3]
             np.testing.assert_allclose(summed.sel(term=term), expected, atol=1e-4)
@@ -81,9 +84,9 @@ def test_parts_of_the_users_give_what_the_sources_give(mini):
     values = dict(zip(written.names, written.values, strict=True))
     parts = {"rest of it": sum(value for name, value in values.items() if name != "L0H1"), "L0H1": values["L0H1"]}
     by_hand = tl_posgen.explain(mini, tokens, 1, 2, against=0, reference=reference, parts=parts)
-    one, other = (each.data["contribution"].sel(source="L0H1") for each in (by_hand, found))
+    one, other = (each.trained["contribution"].sel(source="L0H1") for each in (by_hand, found))
     np.testing.assert_allclose(one, other, atol=1e-5)
-    assert {"reference mean", "rest of it"} < set(by_hand.data["source"].values)
+    assert {"reference mean", "rest of it"} < set(by_hand.trained["source"].values)
 
 
 def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini, reference):
@@ -94,10 +97,10 @@ def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini, reference):
     with pytest.raises(InputError, match=r"do not add up .* off by .* where it reaches .*; give rest=True"):
         tl_posgen.explain(mini, tokens, parts=parts, **options)
     found = tl_posgen.explain(mini, tokens, parts=parts, rest=True, **options)
-    assert list(found.data["source"].values) == ["half", "feature", "rest", "reference mean"]
+    assert list(found.trained["source"].values) == ["half", "feature", "rest", "reference mean"]
     assert largest_gap(mini, tokens, found) < 2e-5
     np.testing.assert_allclose(
-        found.data["contribution"].sel(source="rest"), found.data["contribution"].sel(source="feature"), atol=1e-5
+        found.trained["contribution"].sel(source="rest"), found.trained["contribution"].sel(source="feature"), atol=1e-5
     )
     whole = tl_posgen.explain(mini, tokens, parts={"all of it": stream}, **options)
     assert largest_gap(mini, tokens, whole) < 2e-5
@@ -105,7 +108,7 @@ def test_parts_of_the_users_must_add_up_or_leave_a_rest(mini, reference):
 
 def test_frames_have_a_row_for_each_key_and_label(mini, reference):
     found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9, against=4, reference=reference)
-    n_sources, n_planes = found.data.sizes["source"], found.data.sizes["plane"]
+    n_sources, n_planes = found.trained.sizes["source"], found.trained.sizes["plane"]
     assert len(found.frame(by=())) == 10
     assert len(found.frame()) == 40
     assert len(found.frame(by=("source", "plane"))) == 10 * n_sources * n_planes
@@ -118,6 +121,9 @@ def test_frames_have_a_row_for_each_key_and_label(mini, reference):
     largest = found.largest(3, key=2)
     assert set(largest["key"]) == {2}
     assert largest["contribution"].abs().is_monotonic_decreasing
+    assert found.frame("plane", 2).equals(found.frame("plane").query("key == 2").reset_index(drop=True))
+    with pytest.raises(InputError, match="key 10: the query sees keys 0 to 9"):
+        found.frame(key=10)
     with pytest.raises(InputError, match="by='head': choose any of term, plane, source"):
         found.frame(by="head")
 
@@ -127,16 +133,16 @@ def test_alibi_is_a_row_of_its_own(family_model, by):
     found = tl_posgen.explain(family_model("bloom"), TOKENS, 1, 0, against=2, reference=TEXT)
     rows = found.frame(by)
     np.testing.assert_allclose(rows.groupby("key")["contribution"].sum(), found.frame(by=())["contribution"], atol=1e-9)
-    np.testing.assert_allclose(found.frame(by=())["contribution"], found.data["score"], atol=1e-4)
+    np.testing.assert_allclose(found.frame(by=())["contribution"], found.trained["score"], atol=1e-4)
     alone = rows[(rows[list(by)] == "alibi").any(axis=1)]
     assert len(alone) == 14
-    assert "nothing rotates" in found.note
+    assert "nothing rotates" in found.trained.attrs["note"]
 
 
 def test_a_query_in_a_window_explains_the_keys_that_it_sees(family_model):
     found = tl_posgen.explain(family_model("mistral"), TOKENS, 0, 1, query=10, reference=TEXT)
-    assert found.data["key"].values.tolist() == list(range(5, 11))
-    assert found.data["token"].sizes["key"] == 6
+    assert found.trained["key"].values.tolist() == list(range(5, 11))
+    assert found.trained["token"].sizes["key"] == 6
 
 
 def test_two_prompts_leave_what_makes_the_difference(mini, reference):
@@ -146,19 +152,22 @@ def test_two_prompts_leave_what_makes_the_difference(mini, reference):
     found = tl_posgen.explain(mini, tokens, 3, 1, against=2, other=other, reference=reference)
     one, two = (tl_posgen.explain(mini, x, 3, 1, against=2, reference=reference) for x in (tokens, other))
     for name in ("contribution", "score"):
-        np.testing.assert_allclose(found.data[name], one.data[name] - two.data[name], atol=1e-12)
-    assert " | " in found.data["token"].values[5]
-    assert found.stands_out == int(abs(one.data["attention"] - two.data["attention"]).values.argmax())
+        np.testing.assert_allclose(found.trained[name], one.trained[name] - two.trained[name], atol=1e-12)
+    assert " | " in found.trained["token"].values[5]
+    assert found.key == int(abs(one.trained["attention"] - two.trained["attention"]).values.argmax())
     with pytest.raises(InputError, match="check deletes terms of one prompt"):
         found.check()
+    beside_the_mean = tl_posgen.explain(mini, other, 3, 1, reference=reference)
+    with pytest.raises(InputError, match="minus: against_key none is taken from against_key 2; explain both alike"):
+        one.minus(beside_the_mean)
 
 
 def test_a_head_that_is_sure_is_not_measured_against_itself(mini):
     """The score of the key that has the attention is far above the mean of the others, and 0 for a query with one."""
     found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9)
-    score, attention = found.data["score"].values, found.data["attention"].values
+    score, attention = found.trained["score"].values, found.trained["attention"].values
     assert score[attention.argmax()] > 2 * abs(score @ attention - score[attention.argmax()])
-    assert found.data.attrs["against"] == "the mean of the other keys"
+    assert found.trained.attrs["against"] == "the mean of the other keys"
     assert not tl_posgen.explain(mini, PROMPT, head="L3H1", query=0).frame(by=())["score"].any()
 
 
@@ -168,10 +177,16 @@ def test_an_explanation_shows_the_key_that_stands_out(mini):
     told = (
         f"key {row['key']} {row['token']!r} has attention {row['attention']:.2f} and stands {row['score']:+.2f} logits"
     )
-    assert repr(found).startswith(f"Explanation(L3H1, query 9 {found.data.attrs['query_token']!r} of mini: {told}")
-    assert f"position {row['position']:+.2f}, key part {row['key_part']:+.2f}" in repr(found)
+    sentence, by_source, reference = found.findings()
+    assert sentence.startswith(f"L3H1, query 9 {found.trained.attrs['query_token']!r} of mini: {told}")
+    assert f"position {row['position']:+.2f}, key part {row['key_part']:+.2f}" in sentence
+    assert sentence in repr(found)
+    largest = found.largest(2, int(row["key"]))
+    for term, source, value in largest[["term", "source", "contribution"]].itertuples(index=False):
+        assert f"{term.replace('_', ' ')} of {source} {value:+.2f}" in by_source
+    assert reference.startswith("Means of the bundled book")
     cell = found._repr_html_()
-    assert cell.startswith("<p>L3H1, query 9 ")
+    assert "<li>L3H1, query 9 " in cell
     assert "<table" in cell
     assert "tl-posgen-" in cell
 
@@ -179,14 +194,14 @@ def test_an_explanation_shows_the_key_that_stands_out(mini):
 def test_deleting_terms_does_what_they_say(mini, reference):
     """All terms of a key deleted, as large as they are, leave its score at the baseline: the mean of the others."""
     usual, found = (tl_posgen.explain(mini, PROMPT, 3, 1, against=one, reference=reference) for one in (None, 0))
-    row, n = found._row, found.data.sizes["key"]
-    key = usual.stands_out
-    _, edited = row.predicted(torch.from_numpy(usual.data["score"].values) * (torch.arange(n) == key))
+    row, n = found._row, found.trained.sizes["key"]
+    key = usual.key
+    _, edited = row.predicted(torch.from_numpy(usual.trained["score"].values) * (torch.arange(n) == key))
     logs = edited.log()
     assert float(logs[key]) == pytest.approx(float(logs[torch.arange(n) != key].mean()), abs=1e-4)
     untouched = row.predicted(torch.zeros(n))
-    np.testing.assert_allclose(untouched[1], found.data["attention"], rtol=1e-4)
-    scores = torch.from_numpy(found.data["score"].values)
+    np.testing.assert_allclose(untouched[1], found.trained["attention"], rtol=1e-4)
+    scores = torch.from_numpy(found.trained["score"].values)
     _, flat = row.predicted(scores)
     np.testing.assert_allclose(flat, np.full(n, 1 / n), rtol=1e-3)
     logits = tl_posgen.models.session_of(mini).backend.model(row.tokens[None])[0, -1].double().log_softmax(-1)
@@ -209,8 +224,8 @@ def test_the_check_sets_the_largest_terms_beside_drawn_ones(mini, reference):
 def test_half_precision_names_its_rounding():
     model = tl_posgen.load_model("mini", dtype="bfloat16")
     found = tl_posgen.explain(model, PROMPT, 2, 1, reference=PROMPT[:40])
-    assert "rounding" in found.data["source"].values
-    assert 0 < found.data.attrs["largest_difference"] < 0.1
+    assert "rounding" in found.trained["source"].values
+    assert 0 < found.trained.attrs["largest_difference"] < 0.1
 
 
 def test_pictures_name_model_head_query_and_reference_and_tokens_as_they_are(mini, reference):
@@ -222,7 +237,7 @@ def test_pictures_name_model_head_query_and_reference_and_tokens_as_they_are(min
     bars = [trace for trace in figure.data if trace.type == "bar"]
     assert {trace.name for trace in bars} == {"position", "key part", "query key", "interaction"}
     totals = sum(np.nan_to_num(np.array(trace.y)) for trace in bars if trace.xaxis == "x")
-    np.testing.assert_allclose(totals, found.data["score"], atol=1e-4)
+    np.testing.assert_allclose(totals, found.trained["score"], atol=1e-4)
     shown = [str(label) for trace in bars for label in trace.x]
     assert any("&lt;" in label for label in shown)
     assert "&quot;" not in str(figure.to_dict())
@@ -236,17 +251,43 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
     table = found.table()
     assert list(table.columns) == ["key", "token", "attention", "score", *TERMS]
     assert table["attention"].is_monotonic_decreasing
-    assert found.stands_out == table["key"][0] != 2
-    assert tl_posgen.explain(mini, PROMPT, head="3.1", key=-2, reference=reference).stands_out == len(table) - 2
+    assert found.key == table["key"][0] != 2
+    assert tl_posgen.explain(mini, PROMPT, head="3.1", key=-2, reference=reference).key == len(table) - 2
     np.testing.assert_allclose(table[list(TERMS)].sum(axis=1), table["score"], atol=1e-4)
     page = found.write(tmp_path / "why").read_text(encoding="utf-8")
-    assert "ColoredTokens" in page
+    assert page.count("ColoredTokens.render") == 0 < page.count("ColoredTokens")
     assert "src=" not in page.split("<body>")[1].split("</script>")[-1]
-    rows = (tmp_path / "why" / "terms.csv").read_text(encoding="utf-8").splitlines()
-    assert rows[0] == "key,token,term,source,contribution"
+    for words in ("L3H1, query 27 ", "of mini", "Why L3H1 attends from"):
+        assert words in page
+    summary = json.loads((tmp_path / "why" / "summary.json").read_text(encoding="utf-8"))["measures"]["explanation"]
+    assert summary == table.to_dict("records")
+    other = tl_posgen.explain(mini, PROMPT, head="3.1", against=3, reference=reference)
     with pytest.raises(OutputError, match="holds another run's index"):
-        found.write(tmp_path / "why")
-    assert found.write(tmp_path / "why", force=True) == tmp_path / "why" / "index.html"
+        other.write(tmp_path / "why")
+    assert other.write(tmp_path / "why", force=True) == tmp_path / "why" / "index.html"
+
+
+@pytest.mark.parametrize("options", [{}, {"key": 3}, {"against": 2, "other": 700}])
+def test_a_file_gives_everything_back_but_the_model(mini, reference, tmp_path, options):
+    tokens = tl_posgen.models.to_prompts(mini, "\n\0" + PROMPT)[0]
+    if "other" in options:
+        options = {**options, "other": tokens.index_fill(0, torch.tensor([5]), options["other"])}
+    found = tl_posgen.explain(mini, tokens, head="3.1", query=9, reference=reference, **options)
+    report = tl_posgen.load(found.save(tmp_path / "why.nc"))
+    again = report["explanation"]
+    xr.testing.assert_identical(again.dataset, found.dataset)
+    assert again.provenance == found.provenance
+    assert (again.key, again.findings()) == (found.key, found.findings())
+    assert again.largest(5, 2).equals(found.largest(5, 2))
+    assert again.table().equals(found.table())
+    assert again.plot() == found.plot()
+    assert again.show().local_src.count("ColoredTokens") == found.show().local_src.count("ColoredTokens")
+    assert repr(report)[len("Report") :] == repr(again)[len("Result") :] == repr(found)[len("Result") :]
+    for name, array in again.trained.data_vars.items():
+        declared = again.measure.variables[name]
+        assert (array.dims, array.attrs) == (declared.dims, declared.attributes)
+    with pytest.raises(InputError, match="check deletes terms of one prompt in its model"):
+        again.check()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +334,7 @@ def test_keys_that_cannot_be_traced_are_refused(family_model):
 def test_no_word_of_a_text_closes_a_script(mini, tmp_path):
     hostile = "</script><script>alert(1)</script> <b>& so on"
     found = tl_posgen.explain(mini, hostile, head="3.1", reference=hostile)
-    assert hostile[:20] in found.data.attrs["reference"]
+    assert hostile[:20] in found.trained.attrs["reference"]
     page = found.write(tmp_path).read_text(encoding="utf-8")
     assert "<script>alert" not in page
     assert "<b>& so" not in page

@@ -316,18 +316,14 @@ def _explain(
         key: The key whose sources and planes are shown; that of most attention if left out.
         against: The key whose score is taken away; the mean of the other keys if left out.
         other: Another prompt of as many tokens: what makes the difference to it?
-        out: Directory for index.html and terms.csv.
     """
     from tl_posgen.models.selection import parse_head
     from tl_posgen.prompt import explain
-    from tl_posgen.prompt.explanation_figures import print_explanation
 
     layer, index = parse_head(head)
     text, model = setup.words(), setup.pretrained()
     reference = None if setup.text is None and setup.dataset is None else text
-    explanation = explain(model, prompt, layer, index, query, against, key=key, other=other, reference=reference)
-    print_explanation(explanation, full=setup.full)
-    print(f"\nPage: {explanation.write(setup.out, force=setup.force)}")
+    setup.present(explain(model, prompt, layer, index, query, against, key=key, other=other, reference=reference))
 
 
 @_command(without=tuple(name for name in _SHARED if name not in _PAGE))

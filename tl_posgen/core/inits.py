@@ -18,7 +18,8 @@ def result_of(measure: Measure, datasets: Mapping[str, xr.Dataset], provenance: 
     options = {"options": measure.options()} if measure.options() else {}
     datasets = {init: datasets[init] for init in (TRAINED, *in_order(init for init in datasets if init != TRAINED))}
     labels = [str(data.attrs["model"]) for data in datasets.values()]
-    return Result(measure, joined(measure, datasets, labels), {**provenance, **options})
+    kind = measure.result_class or Result
+    return kind(measure, joined(measure, datasets, labels), {**provenance, **options})
 
 
 def joined(measure: Measure, datasets: Mapping[str, xr.Dataset], labels: Sequence[str]) -> xr.Dataset:

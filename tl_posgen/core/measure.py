@@ -140,6 +140,7 @@ class Measure:
             the forward pass's own included; 0 if its memory is linear in the length.
         precise: whether bfloat16 is too coarse: a model given by its name, with no dtype, is loaded in float32.
         has_null: whether it is also measured on random inits.
+        result_class: of its results, where they have methods of their own; `Result` if None.
         rows: dims of one row of `Result.frame()`.
         whole_rows: whether that has every quantity of a row if not asked for, and not the headlines alone.
         figures: kind -> function from a Result to a plotly Figure.
@@ -171,6 +172,7 @@ class Measure:
     matrices: ClassVar[int] = 0
     precise: ClassVar[bool] = False
     has_null: ClassVar[bool] = True
+    result_class: ClassVar[type["Result"] | None] = None
     rows: ClassVar[tuple[str, ...]] = HEAD
     whole_rows: ClassVar[bool] = False
     figures: ClassVar[Mapping[str, Callable[["Result"], Any]]] = {}

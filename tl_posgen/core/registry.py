@@ -49,6 +49,7 @@ BUILT_IN = {  # name -> module:Class
     "profiles": "tl_posgen.joining.profiles:Profiles",
     "emergence": "tl_posgen.studies.emergence:Emergence",
     "comparison": "tl_posgen.comparison:Comparison",
+    "explanation": "tl_posgen.prompt.explanation:ScoreTerms",
     "study": "tl_posgen.studies.overview:Overview",
     "claims": "tl_posgen.claims.judging:Claims",
 }

@@ -50,7 +50,8 @@ def load(path: str | os.PathLike) -> Report:
         for name in json.loads(attributes["order"]):
             dataset = groups[f"/{name}"]
             provenance = json.loads(dataset.attrs.pop("provenance"))
-            results[name] = Result(_measure_named(name, provenance.get("options", {})), dataset, provenance)
+            measure = _measure_named(name, provenance.get("options", {}))
+            results[name] = (measure.result_class or Result)(measure, dataset, provenance)
         return Report(results, json.loads(attributes["provenance"]))
 
 

@@ -108,8 +108,14 @@ def provenance_of(
     tokens: Sequence[Int[Tensor, " _"]],
     nulls: Mapping[str, Sequence[int]] = MappingProxyType({}),
     seed: int | None = None,
+    *,
+    weights: bool = True,
 ) -> dict[str, Any]:
-    """Return what is needed to run the same analysis again, JSON-ready."""
+    """Return what is needed to run the same analysis again, JSON-ready.
+
+    Args:
+        weights: whether their fingerprint is taken, which reads all of them.
+    """
     origin = session.origin
     lengths = sorted({len(prompt) for prompt in tokens})
     digest = hashlib.sha256(repr([len(prompt) for prompt in tokens]).encode())
@@ -131,7 +137,7 @@ def provenance_of(
         **({"repeated": repeated} if repeated > _MOST_REPEATED else {}),
         **({"beyond_context": [lengths[-1], n_ctx]} if lengths and lengths[-1] > n_ctx else {}),
         "tokens_sha256": digest.hexdigest() if tokens else None,
-        "weights": fingerprint(session),
+        **({"weights": fingerprint(session)} if weights else {}),
         "parameters": session.backend.n_parameters(),
         "seed": seed,
         "nulls": {kind: list(seeds) for kind, seeds in nulls.items()},

@@ -11,14 +11,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
 from tl_posgen.models.loading.load import AnyModel, open_session
+from tl_posgen.models.provenance import provenance_of
 from tl_posgen.models.selection import head_name, one_head
-from tl_posgen.models.tokens import token_strings
-from tl_posgen.prompt.explanation import ALIBI, Explanation, Row
+from tl_posgen.models.tokens import name_of_text, token_strings
+from tl_posgen.prompt.explanation import Explanation, Row, explanation_of
+from tl_posgen.prompt.explanation_figures import ALIBI
 from tl_posgen.prompt.numbers import TERMS, source_terms
-from tl_posgen.prompt.score_split import note_of, one_prompt
+from tl_posgen.prompt.score_split import note_of, one_prompt, proved
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.reference import Reference, given_reference
 from tl_posgen.residual.residual_sources import ResidualSources, Side, SourceVectors, read_prompts
@@ -68,7 +70,7 @@ def explain(
         side: whose sources: those of the "key" or of the "query".
 
     Returns:
-        An `Explanation`. Where nothing rotates, position and interaction are zero and its `note` says so.
+        An `Explanation`. Where nothing rotates, position and interaction are zero and its `findings()` say so.
 
     Raises:
         InputError: a query outside the prompt, a key that it does not see, parts of another shape or
@@ -118,16 +120,21 @@ def explain(
             raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
     means = given_reference(session, reference, [index], sources=parts is None)
     letter: Side = "k" if side == "key" else "q"
-    explained = _explanation_of(row, against, letter, means, parts, rest)
-    if another is not None:
-        explained = explained.minus(_explanation_of(replace(row, tokens=another), against, letter, means, None, rest))
-    return replace(explained, key=key)
+    data = _terms_of_row(row, against, letter, means, parts, rest)
+    chosen = data if key is None else data.assign_attrs(key=key)
+    provenance = provenance_of(session, [tokens], weights=False) | {"text": name_of_text(prompt)} | chosen.attrs
+    explained = explanation_of(chosen, provenance, row)
+    if another is None:
+        return explained
+    return explained.minus(
+        explanation_of(_terms_of_row(replace(row, tokens=another), against, letter, means, None, rest), {})
+    )
 
 
-def _explanation_of(
+def _terms_of_row(
     row: Row, against: int | None, side: Side, reference: Reference, parts: Parts | None, rest: bool
-) -> Explanation:
-    """Return the explanation of one prompt, from one forward pass; UnsupportedModelError where its terms are not the
+) -> xr.Dataset:
+    """Return the terms of one prompt's scores, from one forward pass; UnsupportedModelError where they are not the
     pass's scores."""
     session, head, dtype = row.session, row.head, row.session.dtype
     needs = {"resid", "inputs", "attn_scores"}
@@ -174,11 +181,7 @@ def _explanation_of(
     alibi = torch.zeros_like(total) if bias is None else bias[0].to(total)
     off = (geometry.finish(total[None, None], double(row.query - keys)[None], [head])[0, 0] - used).abs()
     rounding = allowed_error(capture.rotated_q, capture.rotated_k, geometry, dtype)[0, row.query, keys]
-    if not bool((off <= rounding).all()):
-        raise UnsupportedModelError(
-            f"the terms of {head_name(row.layer, head)} add up to other scores than the pass used, off by "
-            f"{float(off.max()):.2g}; load the model in float32 if it is in half precision"
-        )
+    largest_difference = proved(off, rounding, head_name(row.layer, head))
     baseline = keys == (-1 if against is None else against)
     contribution = _less_baseline(terms.movedim(1, 0), baseline).movedim(0, 1)
     data: dict[str, Any] = {"contribution": (("term", "key", "plane", "source"), contribution.cpu().numpy())}
@@ -194,14 +197,15 @@ def _explanation_of(
         "source": np.array(names, dtype=object),
         "token": ("key", np.array([strings[key] for key in row.keys], dtype=object)),
     }
-    attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query, "against_key": against}
+    attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query}
+    attrs |= {} if against is None else {"against_key": against}
     attrs["against"] = "the mean of the other keys" if against is None else strings[against]
     attrs |= {"query_token": strings[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(strings)}
     notes = [note_of(capture)] if note_of(capture) else []
     if parts is not None and side == "k":
         notes.append('position is of the mean key, and of none of the parts; side="query" gives what they make of it')
-    attrs |= {"reference": reference.label, "note": "; ".join(notes), "largest_difference": float(off.max())}
-    return Explanation(xr.Dataset(data, coordinates, attrs), replace(row, sinks=capture.sinks))
+    attrs |= {"reference": reference.label, "note": "; ".join(notes), "largest_difference": largest_difference}
+    return xr.Dataset(data, coordinates, attrs)
 
 
 def _less_baseline(x: Float[Tensor, "key *rest"], is_baseline: Bool[Tensor, " key"]) -> Float[Tensor, "key *rest"]:

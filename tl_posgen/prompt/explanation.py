@@ -1,11 +1,10 @@
 """Explanation of one row of scores: labelled terms that add up to them, as frames, and a check by deletion."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.files import jsonable
+from tl_posgen.core.measure import Measure, TokenView, Variable
+from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Whole, require
+from tl_posgen.core.report import Report
+from tl_posgen.core.result import Result
 from tl_posgen.editing.given import under
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import finished
@@ -24,13 +28,13 @@ from tl_posgen.models.capture.capturing import run_capture
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from tl_posgen.prompt.explanation_figures import ALIBI, colour_tokens, draw_explanation, heading_of, shown_terms
+from tl_posgen.report.circuits import stacked
+from tl_posgen.report.tables import title
 
 BY = ("term", "plane", "source")
-ALIBI = "alibi"
 DRAWS = 5  # of other terms, in `check`
+_NAMED = 8  # largest terms, in a sentence
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,6 @@ class Row:
     layer: int
     head: int
     query: int
-    sinks: Float[Tensor, " head"] | None = None  # what joins the head's softmax
 
     @property
     def keys(self) -> range:
@@ -60,7 +63,6 @@ class Row:
             products[:, self.query] -= deleted.to(products)
             visible = capture.geometry.visible(capture.length, products.device)
             scores = finished(products, capture).masked_fill(~visible, -torch.inf)
-            capture.sinks = self.sinks
             rows.append(capture.attention(double(scores[:, self.query, None]))[0, 0])
             return scores
 
@@ -70,50 +72,37 @@ class Row:
         return double(logits[0, self.query]).log_softmax(-1), rows[-1]
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Terms of one query's scores, each less a baseline: `explain` makes it.
+@dataclass(frozen=True, repr=False)
+class Explanation(Result):
+    """Terms of one query's scores, each less a baseline: `explain` makes it, and `tl_posgen.load` of its file.
 
     Attributes:
-        data: `contribution` [term, key, plane, source], which adds up to `score` [key], the model's own scores less the
-            baseline; where there is ALiBi, `alibi` [key] is one summand more. `attention` [key] is the softmax of the
-            row. `plane` -1 is the whole unrotated remainder of a partly rotated head. Attributes: model, layer, head,
-            query, against, reference, side, note, and largest_difference between the sum and the pass's own scores.
-        key: the key whose sources and planes are shown; None for that of most attention.
+        dataset: `contribution` [term, key, plane, source], which adds up to `score` [key], the model's own scores less
+            the baseline; where there is ALiBi, `alibi` [key] is one summand more. `attention` [key] is the softmax of
+            the row. `plane` -1 is the whole unrotated remainder of a partly rotated head. Attributes: model, layer,
+            head, query, against, reference, side, note (a part of the scores that the terms of this layer lack, such as
+            position where nothing rotates), and largest_difference between the sum and the pass's own scores.
     """
 
-    data: xr.Dataset
-    _row: Row | None = field(default=None, repr=False)
-    key: int | None = None
+    _row: Row | None = None
 
     @property
-    def head(self) -> str:
-        """The head's name: "L3H1"."""
-        return head_name(self.data.attrs["layer"], self.data.attrs["head"])
+    def key(self) -> int:
+        """The key whose sources and planes are drawn and told: the chosen one; or that of most attention, besides the
+        baseline's; between two prompts, whose attention differs most."""
+        return _key_of(self.trained)
 
-    @property
-    def note(self) -> str:
-        """A part of the scores that the terms of this layer lack, such as position where nothing rotates; else ""."""
-        return self.data.attrs["note"]
-
-    @cached_property
-    def stands_out(self) -> int:
-        """The chosen key; or that of most attention, besides the baseline's; between two prompts, whose attention
-        differs most."""
-        if self.key is not None:
-            return self.key
-        keys, attention = self.data["key"].values, abs(self.data["attention"].values)
-        candidates = np.where(keys == self.data.attrs["against_key"], -1.0, attention)
-        return int(keys[candidates.argmax()])
-
-    def frame(self, by: Sequence[str] = ("term",)) -> pd.DataFrame:
+    def frame(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, by: Sequence[str] = ("term",), key: int | None = None
+    ) -> pd.DataFrame:
         """Return one row for each key and label, summed over all other labels.
 
         Args:
             by: any of "term", "plane", "source"; none for the sum, which is the score less the baseline.
+            key: rows of this key alone.
 
         Raises:
-            InputError: another label.
+            InputError: another label, a key that the query does not see.
 
         Example:
             >>> import tl_posgen
@@ -122,67 +111,39 @@ class Explanation:
             >>> bool((abs(rows["contribution"] - rows["score"]) < 1e-4).all())
             True
         """
-        by = (by,) if isinstance(by, str) else tuple(by or ())
+        by, keys = (by,) if isinstance(by, str) else tuple(by or ()), self.trained["key"].values
         if wrong := [label for label in by if label not in BY or by.count(label) > 1]:
             raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}, each once")
-        summed = self.data["contribution"].sum([dim for dim in BY if dim not in by])
-        frame = summed.transpose("key", *by).rename("contribution").to_dataframe().reset_index()
-        if ALIBI in self.data:
-            labels = {"key": self.data["key"].values, "token": self.data["token"].values}
-            labels |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": self.data[ALIBI].values}
-            frame = pd.concat([frame, pd.DataFrame(labels)], ignore_index=True)
-        if not by:
-            sums = pd.DataFrame(frame.groupby(["key", "token"], sort=False).agg({"contribution": "sum"}))
-            return sums.reset_index().assign(score=self.data["score"].values)
-        return pd.DataFrame(frame[["key", "token", *by, "contribution"]])
+        if key is not None and key not in keys:
+            raise InputError(f"key {key!r}: the query sees keys {keys[0]} to {keys[-1]}")
+        frame = _frame_of(self.trained, by)
+        return frame if key is None else frame.query("key == @key").reset_index(drop=True)
 
     def largest(self, n: int = 10, key: int | None = None, by: Sequence[str] = ("term", "source")) -> pd.DataFrame:
-        """Return the n rows of `frame(by)` with the largest contributions, of one key or of all.
+        """Return the n rows of `frame(by, key)` with the largest contributions, of one key or of all.
 
         Raises:
             InputError: a number of rows below 1, a key that the query does not see.
         """
         require("n", n, Count)
-        if key is not None and key not in self.data["key"].values:
-            keys = self.data["key"].values
-            raise InputError(f"key {key!r}: the query sees keys {keys[0]} to {keys[-1]}")
-        frame = self.frame(by) if key is None else self.frame(by).query("key == @key")
-        order = np.argsort(-abs(frame["contribution"].to_numpy()), kind="stable")
-        return frame.iloc[order[:n]].reset_index(drop=True)
+        return _largest(self.frame(by, key), n)
 
-    def table(self) -> pd.DataFrame:
-        """Return one row a key, most attention first: attention, score less the baseline, and its terms."""
-        terms = self.frame().pivot(index="key", columns="term", values="contribution")
-        head = self.data[["attention", "score"]].to_dataframe()[["token", "attention", "score"]]
-        named = [name for name in (*self.data["term"].values, ALIBI) if name in terms]
-        table = head.join(pd.DataFrame(terms[named])).reset_index()
-        return table.iloc[np.argsort(-abs(table["attention"].to_numpy()), kind="stable")].reset_index(drop=True)
+    def show(self, example: int | None = None) -> Any:
+        """Return a circuitsvis page: the prompt coloured once for the score and once for each term, or for one of these
+        alone."""
+        if example is not None:
+            return super().show(example)
+        heading, subtitle = heading_of(self.trained)
+        pages = [super(Explanation, self).show(n) for n in range(len(self.token_labels()))]
+        return stacked(pages, f"<p><b>{heading}</b><br>{subtitle}</p>")
 
-    def plot(self) -> "go.Figure":
-        """Draw terms of every key, and of the key that stands out its sources and planes."""
-        from tl_posgen.prompt.explanation_figures import draw_explanation
-
-        return draw_explanation(self)
-
-    def show(self) -> Any:
-        """Return a circuitsvis page: the prompt coloured once for the score and once for each term."""
-        from tl_posgen.prompt.explanation_figures import colour_terms
-
-        return colour_terms(self)
+    def as_summary(self) -> list[dict[str, Any]]:
+        """Return its part of summary.json: the rows of `table`."""
+        return jsonable(self.table().to_dict("records"))
 
     def write(self, directory: str | os.PathLike, *, force: bool = False) -> Path:
-        """Write index.html, which loads nothing from the network, and terms.csv, a row a key, term and source.
-
-        Raises:
-            OutputError: the directory holds another run's page and `force` is not given, or cannot be written.
-        """
-        from tl_posgen.core.files import require_free, write_files
-        from tl_posgen.prompt.explanation_figures import page_of
-
-        require_free(directory, force)
-        terms = self.frame(("term", "source")).to_csv(index=False)
-        write_files(directory, {"index.html": page_of(self).encode(), "terms.csv": terms.encode()})
-        return Path(directory) / "index.html"
+        """Write index.html, summary.json and results.nc, as `Report.write` does."""
+        return Report({self.name: self}, self.provenance).write(directory, force=force)
 
     def check(self, n: int = 10, seed: int = 0) -> pd.DataFrame:
         """Delete the n largest terms from the row of the running model, and beside them as much in drawn ones.
@@ -199,16 +160,17 @@ class Explanation:
             next token at the query, in nats.
 
         Raises:
-            InputError: the difference of two prompts; n terms that are larger than all others together.
+            InputError: the difference of two prompts, or a file, whose model is not there; n terms that are larger than
+                all others together.
         """
         row = self._row
         require("n", n, Count)
         require("seed", seed, Whole)
         if row is None:
-            raise InputError("check deletes terms of one prompt; explain each of the two without other=")
-        cells = self.data["contribution"].sum("plane").transpose("key", "term", "source")
+            raise InputError("check deletes terms of one prompt in its model; explain that prompt, without other=")
+        cells = self.trained["contribution"].sum("plane").transpose("key", "term", "source")
         values, keys = cells.values.ravel(), np.repeat(cells["key"].values, cells[0].size)
-        attention = np.repeat(self.data["attention"].values, cells[0].size)
+        attention = np.repeat(self.trained["attention"].values, cells[0].size)
         order = np.argsort(-abs(values) * attention * (1 - attention), kind="stable")
         size, remaining = float(abs(values[order[:n]]).sum()), float(abs(values[order[n:]]).sum())
         if size > remaining:
@@ -232,44 +194,17 @@ class Explanation:
         rows = [deleted(order[:n], np.ones(n)), pd.DataFrame(draws).mean().to_dict()]
         return pd.DataFrame(rows, index=pd.Index(["largest", "drawn"], name="deleted"))
 
-    def sentence(self) -> str:
-        """Return which key stands out, and the terms of its score."""
-        attrs, key = self.data.attrs, self.stands_out
-        row = self.table().set_index("key").loc[key]
-        against = attrs["against"] if attrs["against_key"] is None else f"key {attrs['against_key']}"
-        terms = [f"{name.replace('_', ' ')} {row[name]:+.2f}" for name in row.index[3:]]
-        return (
-            f"{self.head}, query {attrs['query']} {attrs['query_token']!r} of {attrs['model']}: key {key} "
-            f"{row['token']!r} has attention {row['attention']:.2f} and stands {row['score']:+.2f} logits against "
-            f"{against}{', less the same of the other prompt' if 'other' in attrs else ''}: {', '.join(terms)}."
-        )
-
-    def __repr__(self) -> str:
-        return f"Explanation({self.sentence()})"
-
-    def _repr_html_(self) -> str:
-        """In a notebook: what stands out, the keys of most attention, the figure."""
-        from tl_posgen.prompt.explanation_figures import cell_of_explanation
-
-        return cell_of_explanation(self).html()
-
-    def _ipython_display_(self) -> None:
-        from tl_posgen.prompt.explanation_figures import cell_of_explanation
-
-        cell_of_explanation(self).display(repr(self))
-
     def minus(self, other: "Explanation") -> "Explanation":
         """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.
 
         Raises:
             InputError: the other explains another model, head, query, key or side.
         """
-        mine, theirs = self.data, other.data
+        mine, theirs = self.dataset, other.dataset
         for name in ("model", "layer", "head", "query", "against_key", "side"):
-            if mine.attrs[name] != theirs.attrs[name]:
-                raise InputError(
-                    f"minus: {name} {theirs.attrs[name]} is taken from {name} {mine.attrs[name]}; explain both alike"
-                )
+            explained, taken = (data.attrs.get(name, "none") for data in (mine, theirs))
+            if explained != taken:
+                raise InputError(f"minus: {name} {taken} is taken from {name} {explained}; explain both alike")
         if len(mine["key"]) != len(theirs["key"]):
             raise InputError(f"minus: {len(theirs['key'])} keys are taken from {len(mine['key'])}; explain both alike")
         token_pairs = zip(mine["token"].values, theirs["token"].values, strict=True)
@@ -282,4 +217,93 @@ class Explanation:
         data = (first - second).assign_coords(token=("key", np.array(tokens, dtype=object)))
         off = mine.attrs["largest_difference"] + theirs.attrs["largest_difference"]
         attrs = {**mine.attrs, "largest_difference": off, "other": theirs.attrs["prompt"]}
-        return Explanation(data.assign_attrs(attrs))
+        return explanation_of(data.assign_attrs(attrs), {**self.provenance, "other": theirs.attrs["prompt"]})
+
+
+@dataclass(frozen=True)
+class ScoreTerms(Measure):
+    """W_ij - W_ij' of one query i and every key j it sees, a sum over terms x RoPE planes x sources.
+
+    Nothing is fitted or left over: the terms of a key add up to its score less the baseline.
+
+    Source: ours; frozen norms and an exact sum over sources are usual in direct attribution.
+    """
+
+    name = "explanation"
+    question = "Why does this head attend there?"
+    has_null = False
+    result_class = Explanation
+    rows = ("key",)
+    variables = {
+        "contribution": Variable(
+            "contribution",
+            "logits",
+            "of a term, a RoPE plane (-1: all that does not rotate) and a source",
+            ("term", "key", "plane", "source"),
+        ),
+        "score": Variable("score", "logits", "the model's own, less the baseline", ("key",)),
+        "attention": Variable("attention", "", "the softmax of the query's scores", ("key",)),
+        ALIBI: Variable("ALiBi", "logits", "slope (j - i), less the baseline", ("key",)),
+    }
+    figures = {"terms": draw_explanation}
+    legend = "score: less the baseline, in logits; behind it the terms that add up to it"
+    token_view = TokenView(lambda data: [f"coloured by {title(name)}" for name in shown_terms(data)], colour_tokens)
+
+    def findings(self, numbers: Numbers) -> list[str]:
+        data, attrs, key = numbers.data, numbers.attrs, _key_of(numbers.data)
+        row, by_source = self.table(numbers).set_index("key").loc[key], _frame_of(data, ("term", "source"))
+        against = f"key {attrs['against_key']}" if "against_key" in attrs else attrs["against"]
+        terms = [f"{title(name)} {row[name]:+.2f}" for name in row.index[3:]]
+        largest = _largest(by_source.query("key == @key"), _NAMED)[["term", "source", "contribution"]]
+        named = [
+            f"{title(term)}{'' if term == source else f' of {source}'} {value:+.2f}"
+            for term, source, value in largest.itertuples(index=False)
+        ]
+        note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""
+        return [
+            f"{head_name(attrs['layer'], attrs['head'])}, query {attrs['query']} {attrs['query_token']!r} of "
+            f"{attrs['model']}: key {key} {row['token']!r} has attention {row['attention']:.2f} and stands "
+            f"{row['score']:+.2f} logits against {against}"
+            f"{', less the same of the other prompt' if 'other' in attrs else ''}: {', '.join(terms)}.",
+            f"Its largest terms by source of the {attrs['side']}: {', '.join(named)}.",
+            f"Means of {attrs['reference']}.{note}",
+        ]
+
+    def table(self, numbers: Numbers) -> pd.DataFrame:
+        """Return one row a key, most attention first: attention, score less the baseline, and its terms."""
+        terms = _frame_of(numbers.data, ("term",)).pivot(index="key", columns="term", values="contribution")
+        head = numbers.data[["attention", "score"]].to_dataframe()[["token", "attention", "score"]]
+        table = head.join(pd.DataFrame(terms[shown_terms(numbers.data)[1:]])).reset_index()
+        return table.iloc[np.argsort(-abs(table["attention"].to_numpy()), kind="stable")].reset_index(drop=True)
+
+
+def explanation_of(data: xr.Dataset, provenance: Mapping[str, Any], row: Row | None = None) -> Explanation:
+    """Return the explanation that these terms are."""
+    labels: Any = {"init": [TRAINED], "init_label": ("init", [data.attrs["model"]])}
+    return Explanation(ScoreTerms(), ScoreTerms().describe(data.assign_coords(labels)), provenance, row)
+
+
+def _key_of(data: xr.Dataset) -> int:
+    if "key" in data.attrs:
+        return int(data.attrs["key"])
+    keys, attention = data["key"].values, abs(data["attention"].values)
+    return int(keys[np.where(keys == data.attrs.get("against_key"), -1.0, attention).argmax()])
+
+
+def _frame_of(data: xr.Dataset, by: Sequence[str]) -> pd.DataFrame:
+    """Return one row for each key and label of these dims."""
+    summed = data["contribution"].sum([dim for dim in BY if dim not in by])
+    frame = summed.transpose("key", *by).rename("contribution").to_dataframe().reset_index()
+    if ALIBI in data:
+        labels = {"key": data["key"].values, "token": data["token"].values}
+        labels |= {"term": ALIBI, "plane": -1, "source": ALIBI, "contribution": data[ALIBI].values}
+        frame = pd.concat([frame, pd.DataFrame(labels)], ignore_index=True)
+    if not by:
+        sums = pd.DataFrame(frame.groupby(["key", "token"], sort=False).agg({"contribution": "sum"}))
+        return sums.reset_index().assign(score=data["score"].values)
+    return pd.DataFrame(frame[["key", "token", *by, "contribution"]])
+
+
+def _largest(frame: pd.DataFrame, n: int) -> pd.DataFrame:
+    order = np.argsort(-abs(frame["contribution"].to_numpy()), kind="stable")
+    return frame.iloc[order[:n]].reset_index(drop=True)

@@ -131,21 +131,16 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
     """Return the split of a captured layer's heads, NaN at invisible pairs; UnsupportedModelError where its parts do
     not add up to the scores of the pass."""
     geometry, parts = capture.geometry, _terms_of(capture, reference)  # an edited capture refuses here
-    nothing = torch.zeros_like(parts["position"])
-    if not geometry.rope.rotary_dim:
-        parts |= {"row": parts["position"], "position": nothing, "interaction": nothing}
-    away = (capture.positions[:, None] - capture.positions).to(nothing.dtype)
-    bias, products = geometry.distance_bias(away, capture.heads), torch.stack(list(parts.values())).sum(0)
+    products = torch.stack(list(parts.values())).sum(0)
+    away = (capture.positions[:, None] - capture.positions).to(products.dtype)
+    bias = geometry.distance_bias(away, capture.heads)
     if bias is not None:
-        parts["alibi"] = bias.to(nothing)
+        parts["alibi"] = bias.to(products)
     used = capture.scores() if capture.attn_scores is None else capture.attn_scores
     visible = geometry.visible(capture.length, products.device)
     gap = (geometry.finish(products, away, capture.heads) - used).abs().masked_fill(~visible, 0)
-    if not bool((gap <= allowed_error(capture.rotated_q, capture.rotated_k, geometry, session.dtype)).all()):
-        raise UnsupportedModelError(
-            f"layer {capture.layer}: the parts of its scores add up to others than the pass used, off by "
-            f"{float(gap.max()):.2g}; load the model in float32 if it is in half precision"
-        )
+    allowed = allowed_error(capture.rotated_q, capture.rotated_k, geometry, session.dtype)
+    largest_difference = proved(gap, allowed, f"layer {capture.layer}")
     total = products + parts["alibi"] if "alibi" in parts else products
     parts = {"score": total if geometry.has_cap else used, **parts}
     parts["content"] = parts["key_part"] + parts["query_key"]
@@ -162,16 +157,33 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
         strings = np.array(token_strings(session, capture.tokens), dtype=object)  # whose NULs numpy's strings lose
         coordinates |= {"query_token": ("query", strings), "key_token": ("key", strings)}
     attrs = {"model": session.label, "layer": geometry.layer, "reference": reference.label}
-    attrs |= {"largest_difference": float(gap.max()), "note": note_of(capture)}
+    attrs |= {"largest_difference": largest_difference, "note": note_of(capture)}
     return xr.Dataset(data, coordinates, attrs)
 
 
 def _terms_of(capture: LayerCapture, reference: Reference) -> dict[str, Float[Tensor, "head query key"]]:
-    """Return the terms of a captured layer's scores, without a mask."""
+    """Return the terms of a captured layer's scores, without a mask; where nothing rotates, position and interaction as
+    zero, and `row`, what is left of them."""
     geometry, means, k = capture.geometry, reference.of_layer(capture.geometry), capture.k
     of_heads = (means.mean_query, means.mean_key, means.mean_turn)
     mean_query, mean_key, turn = (x[list(capture.heads)].to(k.device) for x in of_heads)
-    return split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
+    terms = split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
+    if geometry.rope.rotary_dim:
+        return terms
+    zero = torch.zeros_like(terms["position"])
+    return terms | {"row": terms["position"], "position": zero, "interaction": zero}
+
+
+def proved(gap: Float[Tensor, "*place"], allowed: Float[Tensor, "*place"], where: str) -> float:
+    """Return the largest gap between a sum of terms and the pass's own scores; UnsupportedModelError where rounding
+    does not allow it."""
+    largest = float(gap.max())
+    if not bool((gap <= allowed).all()):
+        raise UnsupportedModelError(
+            f"the terms of {where} add up to other scores than the pass used, off by {largest:.2g}; load the model in "
+            "float32 if it is in half precision"
+        )
+    return largest
 
 
 def note_of(capture: LayerCapture) -> str:
@@ -247,12 +259,9 @@ def patch_parts(
 
     def part_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         by_term = _terms_of(capture, means)
-        zero = torch.zeros_like(by_term["position"])
-        if not capture.geometry.rope.rotary_dim:  # position and interaction are zero, as in `split`
-            if capture.geometry.has_cap:  # which lets softmax see one number a row
-                by_term["query_key"] = by_term["query_key"] + by_term["position"]
-            by_term |= {"position": zero, "interaction": zero}
-        return sum((by_term[term] for term in terms), zero)
+        if "row" in by_term and capture.geometry.has_cap:  # which lets softmax see one number a row
+            by_term["query_key"] = by_term["query_key"] + by_term["row"]
+        return sum((by_term[term] for term in terms), torch.zeros_like(by_term["position"]))
 
     other_parts = {capture.layer: part_of(capture) for capture in captures}
 

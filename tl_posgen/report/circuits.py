@@ -67,9 +67,19 @@ def split_script(page) -> tuple[str, str]:
     return source[start:stop].strip(), source[:start] + source[stop:]
 
 
+def on_one_line(text: str) -> str:
+    r"""Return a text with signs in the place of line breaks and tabs, which tokens hold.
+
+    Example:
+        >>> on_one_line("a\n\tb")
+        'a↵⇥b'
+    """
+    return text.replace("\n", "↵").replace("\t", "⇥")
+
+
 def _marked(texts: Sequence[str]) -> list[str]:
     """Return tokens on one line each, with "<" marked: circuitsvis writes tokens into a script unescaped."""
-    return [text.replace("\n", "↵").replace("\t", "⇥").replace("<", _LESS_THAN) for text in texts]
+    return [on_one_line(text).replace("<", _LESS_THAN) for text in texts]
 
 
 def _escaped(page):

@@ -83,7 +83,7 @@ def render_page(report: Report) -> str:
     remarks = " ".join([*also, *cut, *report.without_null()])
     words = {"title": title, "beside": remarks, "findings": findings}
     if (lead := report.leading_table()) is not None:
-        words["lead"] = {**lead.attrs, "table": table_on_page(lead)}
+        words["lead"] = {**lead.attrs, "table": _table_on_page(lead)}
     return fill_page(sections, scripts, provenance, words, heads_of(results))
 
 
@@ -167,9 +167,9 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
         "n_open": measure.n_headlines,
         "of_heads": ", ".join(measure.variables[name].label for name in measure.curves) if left else "",
         "views": views,
-        "short": None if table is None else table_on_page(table),
+        "short": None if table is None else _table_on_page(table),
         "legend": result.legend,
-        "table": table_on_page(labelled(result, frame)),
+        "table": _table_on_page(labelled(result, frame)),
         "variables": [
             (result.worded(attrs["long_name"]), description + (f" [{attrs['units']}]" if "units" in attrs else ""))
             for attrs in described
@@ -179,7 +179,7 @@ def _section(result: Result, scripts: dict[str, None]) -> dict[str, Any]:
     }
 
 
-def table_on_page(frame: pd.DataFrame) -> Markup:
+def _table_on_page(frame: pd.DataFrame) -> Markup:
     """Return the table in HTML; a cell that holds a verdict says so, for its colour."""
     return Markup(_VERDICTS.sub(r'<td data-verdict="\1">\1</td>', table_html(frame)))
 

@@ -9,6 +9,7 @@ from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import HEAD
 from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.result import Result
+from tl_posgen.report.circuits import on_one_line
 
 MOST_HEADS = 64  # rows of a terminal's table; a larger model gets a row per layer
 _MOST_COLUMNS = 9  # of numbers there
@@ -97,7 +98,7 @@ def _with_whole_numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def cell(value: Any) -> str:
-    """Return a value with three decimals if it is no whole number; "-" for none."""
+    """Return a value with three decimals if it is no whole number; "-" for none; a text on one line."""
     if not isinstance(value, float):
-        return str(value)
+        return on_one_line(str(value))
     return format_number(value, ".3f") if value == value else NO_NUMBER

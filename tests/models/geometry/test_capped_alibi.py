@@ -121,8 +121,8 @@ def test_the_split_is_of_products_and_the_slope_is_added_behind_the_cap(model):
     np.testing.assert_allclose((products + parts.alibi).values[:, seen], parts.score.values[:, seen], atol=1e-5)
     assert "before the soft cap" in parts.note
     found = tl_posgen.explain(model, TOKENS[0], 0, 1, against=-2, reference=reference)
-    np.testing.assert_allclose(found.data["attention"], capture.attn_scores[1, -1].softmax(-1), atol=1e-6)
-    assert found.data.attrs["largest_difference"] < 1e-5
+    np.testing.assert_allclose(found.trained["attention"], capture.attn_scores[1, -1].softmax(-1), atol=1e-6)
+    assert found.trained.attrs["largest_difference"] < 1e-5
 
 
 def test_with_all_parts_of_another_prompt_a_head_attends_as_it_does_there(model):
