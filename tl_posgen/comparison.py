@@ -316,14 +316,17 @@ class Comparison(Measure):
         if "change" not in numbers:
             return f"{average}, from {numbers('mean', report='first', number=number).plain:.3f}."
         value, low, high = (numbers.data["change"].sel(number=number, end=end) for end in ENDS)
-        n_known, n_changed = int(low.notnull().sum()), int(((low > 0) | (high < 0)).sum())
-        heads = f"; in {n_changed} of {counted(n_known, 'head')} the interval leaves out zero" if n_known else ""
-        changes = value.transpose(*HEAD).to_series().dropna()
-        layer, head = changes.abs().idxmax()
-        largest = HeadNumber(int(layer), int(head), Number(float(changes[layer, head])))
+        is_sure, n_known = (low > 0) | (high < 0), int(low.notnull().sum())
+        heads = f"; in {int(is_sure.sum())} of {counted(n_known, 'head')} the interval leaves out zero"
+        changes = value.where(is_sure if n_known else True).transpose(*HEAD).to_series().dropna()
+        most = ""
+        if len(changes):
+            layer, head = changes.abs().idxmax()
+            most = f"{', most of these' if n_known else '; most'} in "
+            most += f"{HeadNumber(int(layer), int(head), Number(float(changes[layer, head]))):+.3f}"
         lost = int(numbers.data["one_sided"].sel(number=number).sum())
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
-        return f"{average}{heads}; most in {largest:+.3f}{left_out}."
+        return f"{average}{heads if n_known else ''}{most}{left_out}."
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         changes = numbers.along(numbers.array("mean_change"), "number")

@@ -18,7 +18,8 @@ POINTS = "attn.hook_q, attn.hook_k, attn.hook_attn_scores"
          "ablate_heads([(0, 1), (2, 3)], 'zero'): 2 hooks at attn.hook_z of layers 0, 2"),
         (lambda m: at_dummy_distance(m, 3), f"at_dummy_distance(3): 12 hooks at {POINTS} of layers 0 to 3"),
         (lambda m: substitute(m, by_split(triangle(8)), heads=pd.DataFrame({"layer": [1], "head": [2]})),
-         f"substitute(by_split, heads=[L1H2]): 4 hooks at hook_embed; {POINTS} of layer 1"),
+         "substitute(by_split(distances=p(d) of d = 0 to 7, mean_key='prompt', part='both', query='own'), "
+         f"heads=[L1H2]): 4 hooks at hook_embed; {POINTS} of layer 1"),
         (lambda m: ablate_heads(m, "0.1") + at_dummy_distance(m, beyond=4, layers=[0]) + [("hook_embed", print)],
          "ablate_heads('0.1') + at_dummy_distance(beyond=4, layers=[0]) + hooks[1]: 5 hooks at "
          f"attn.hook_z, {POINTS} of layer 0; hook_embed"),

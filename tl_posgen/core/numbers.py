@@ -17,6 +17,7 @@ from tl_posgen.core.measure import ENDS, HEAD, TOKENS
 from tl_posgen.core.number import HeadNumber, Number, mean_of_nulls
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import NULL_KINDS, RANDOM_INIT, kind_and_seed
+from tl_posgen.models.selection import named_heads
 from tl_posgen.stats.correlations import fisher_interval, pearson, spearman
 from tl_posgen.stats.intervals import FEWEST, Bounds, jackknife_interval, mean_interval
 
@@ -57,7 +58,13 @@ class Numbers:
         self.data = one_side(dataset)
 
     def __call__(self, name: str, **labels: Any) -> Number:
-        number = self.number(self.array(name, **labels), self.bounds_of(name))
+        array = self.array(name, **labels)
+        if "number" in array.dims:  # of a comparison
+            raise InputError(
+                f"{self.measure.name}.{name} is of numbers in different units; give number=, one of "
+                f"{', '.join(map(str, array['number'].values))}"
+            )
+        number = self.number(array, self.bounds_of(name))
         return replace(number, judged=name in self.measure.variables and self.measure.variables[name].judged)
 
     def __contains__(self, name: str) -> bool:
@@ -265,13 +272,17 @@ def grouped(labels: Sequence[str], values: Sequence[float]) -> dict[str, tuple[f
 
 
 def by_dim(labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return labels by dim, where first_token=False stands for tokens="without first".
+    """Return labels by dim, where first_token=False stands for tokens="without first", and head="L3H1" for a layer and
+    a head.
 
     Example:
-        >>> by_dim({"first_token": False, "side": "q"})
-        {'side': 'q', 'tokens': 'without first'}
+        >>> by_dim({"first_token": False, "side": "q"}), by_dim({"head": "L3H1"})
+        ({'side': 'q', 'tokens': 'without first'}, {'layer': 3, 'head': 1})
     """
     chosen = dict(labels)
+    if isinstance(chosen.get("head"), str) and "layer" not in chosen:
+        [(layer, head)] = named_heads(chosen.pop("head"))
+        chosen |= {"layer": layer, "head": head}
     if (first := chosen.pop("first_token", None)) is None:
         return chosen
     if not isinstance(first, bool) or "tokens" in chosen:

@@ -137,8 +137,8 @@ class Report(Mapping[str, Result]):
 
     def frame(self, of: str = TRAINED) -> pd.DataFrame:
         """Return a row a head with the headlines of every per-head result, numbers that several share in the model
-        once: of the model, or of the first "random init" or "shuffled" weights. Without rows where no result has a
-        number a head: `report[name].frame()` has its own rows, such as those of `compare`."""
+        once: of the model, or the mean over its random inits ("random init") or shuffled weights ("shuffled"). Without
+        rows where no result has a number a head: `report[name].frame()` has its own rows, as those of `compare`."""
 
         def merged(side: str) -> pd.DataFrame:
             table = pd.DataFrame(columns=list(HEAD))
@@ -196,7 +196,7 @@ class Report(Mapping[str, Result]):
         summary |= {"heads": heads, "mean": means(table)}
         for kind in NULL_KINDS:
             null, seeds = self.frame(kind), self.provenance.get("nulls", {}).get(kind)
-            summary[kind] = {"seed": seeds[0] if seeds else None, "mean": means(null)} if len(null) else None
+            summary[kind] = {"seeds": seeds, "mean": means(null)} if len(null) else None
         return summary | {"measures": {name: result.as_summary() for name, result in self.results.items()}}
 
     def save(self, path: str | os.PathLike) -> Path:

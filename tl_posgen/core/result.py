@@ -192,12 +192,16 @@ class Result:
         return frame.astype({name: int for name in whole_columns if frame[name].notna().all()})
 
     def headline_frame(self, of: str = TRAINED) -> pd.DataFrame | None:
-        """Return the per-head headlines under the names that reports give them, of the model or of the first null model
-        of a kind; None for rows that are no heads."""
-        data = self.by_kind.get(of)
-        if tuple(self.measure.rows) != HEAD or data is None:
+        """Return the per-head headlines under the names that reports give them, of the model, or the mean over the null
+        models of a kind; None for rows that are no heads."""
+        labels = [TRAINED] if of == TRAINED else self.numbers.labels_by_null.get(of, [])
+        if tuple(self.measure.rows) != HEAD or not labels:
             return None
-        columns = {column: array for column, (array, _, _) in self._headlines(data).items()}
+        each = [self._headlines(self.trained if of == TRAINED else self._of_init(label)) for label in labels]
+        columns = {
+            column: array if len(each) == 1 else xr.concat([these[column][0] for these in each], "init").mean("init")
+            for column, (array, _, _) in each[0].items()
+        }
         if not columns:
             return None
         variables = {column: str(array.name) for column, array in columns.items()}
@@ -206,7 +210,7 @@ class Result:
             names = [head_name(*place) for place in zip(frame["layer"], frame["head"], strict=True)]
             frame = frame[[name in self.provenance["heads"] for name in names]]
         frame = frame.dropna(how="all", subset=list(columns)).reset_index(drop=True)  # a layer with fewer heads
-        return self._with_whole(frame, variables)
+        return self._with_whole(frame, variables) if len(each) == 1 else frame
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""

@@ -73,6 +73,16 @@ def printing_call(function: Callable[_Given, HookList]) -> Callable[_Given, Hook
     return printing
 
 
+def _made_by(value: Callable[..., Any]) -> str:
+    """Return the name of a function; of one that another made, that name with what it was given: "by_split(..)"."""
+    function: Any = getattr(value, "func", value)
+    name, inner, _ = getattr(function, "__qualname__", type(value).__name__).partition(".<locals>")
+    if not inner or not inspect.isfunction(function):
+        return name
+    given = {key: _brief(of) for key, of in inspect.getclosurevars(function).nonlocals.items()}
+    return f"{name}({', '.join(f'{key}={of}' for key, of in given.items() if not of.endswith('..'))})"
+
+
 def _layers_in_words(layers: list[int]) -> str:
     """Return " of layers 0 to 3"; nothing for none."""
     if not layers:
@@ -91,8 +101,7 @@ def _brief(value: Any) -> str:
             return f"frame[{len(value)}]"
         names = [head_name(*place) for place in zip(value["layer"], value["head"], strict=True)]
         return f"[{', '.join(names[:_MOST_HEADS])}{', ..' * (len(names) > _MOST_HEADS)}]"
-    if callable(value) and not is_dataclass(value):
-        name = getattr(getattr(value, "func", value), "__qualname__", type(value).__name__)
-        return name.partition(".<locals>")[0]
+    if callable(value := getattr(value, "scores_of", value)) and not is_dataclass(value):
+        return _made_by(value)
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.."

@@ -130,8 +130,9 @@ def to_prompts(
     rows = [bos + piece for piece in pieces[:n_prompts]]
     if len(rows) < (n_prompts or 1):
         wanted = f"{n_prompts or 1} prompts" + (f" of {length} tokens" if length else "")
+        texts = f"{len(sources)} text{'s' * (len(sources) > 1)}"
         raise InputError(
-            f"there are {sum(map(len, sources))} tokens in {len(sources)} text(s), which is too little for {wanted}; "
+            f"there are {sum(map(len, sources))} tokens in {texts}, which is too little for {wanted}; "
             "give a longer text, or ask for fewer or shorter prompts"
         )
     if (shortest := min(map(len, rows))) < 2:

@@ -76,8 +76,10 @@ def render_page(report: Report) -> str:
     texts += [figure["spec"] for section in sections for figure in section["figures"]]
     without_first = any(_WITHOUT_FIRST.search(text) for text in texts)
     phrases = ["without the first token, often an attention sink"] if without_first else []
-    kinds = dict.fromkeys(kind for result in results.values() for kind in result.by_kind)
-    phrases += [kind.description for name, kind in NULL_KINDS.items() if name in kinds]
+    by_result = [result.numbers.labels_by_null for result in results.values()]
+    n_nulls = {kind: max((len(labels.get(kind, ())) for labels in by_result), default=0) for kind in NULL_KINDS}
+    several = {kind: f" of {n} seeds" if n > 1 else "" for kind, n in n_nulls.items()}
+    phrases += [f"{kind.description}{several[name]}" for name, kind in NULL_KINDS.items() if n_nulls[name]]
     also = [f"Numbers are also given {', and '.join(phrases)}."] if phrases else []
     cut = _of_the_text(results, provenance)
     remarks = " ".join([*also, *cut, *report.without_null()])

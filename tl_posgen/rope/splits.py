@@ -28,6 +28,11 @@ class DistanceDistribution:
     distances: Real[Tensor, " distance"]
     weights: Float[Tensor, "*rows distance"]
 
+    def __repr__(self) -> str:
+        p = [*zip(self.distances.tolist(), self.weights.tolist(), strict=True)] if self.weights.ndim == 1 else []
+        ends = f"{float(self.distances.min()):g} to {float(self.distances.max()):g}" if len(self.distances) else "none"
+        return f"p(d={p[0][0]:g}) = 1" if len(p) == 1 else f"p(d) of d = {ends}"
+
     def mean_turn(self, rope: Rope, d_head: int) -> Complex[Tensor, "*rows plane_and_rest"]:
         """Rbar = E_p[R_d], one complex factor per plane: near 0 for fast planes, near 1 for slow ones."""
         turn = turning_factors(self.distances, rope, d_head)

@@ -177,8 +177,8 @@ def _tokenizations(reports: Mapping[tuple[str, ...], Report]) -> list[float]:
 class Overview(Measure):
     """Measures of many models.
 
-    Every measure of a study over its models, revisions and texts, heads averaged; beside randomly initialised models of
-    the same shapes, and the models with shuffled weights.
+    Every measure of a study over its models, revisions and texts; means over heads, and over texts where there are
+    several.
 
     Source: ours
     """
@@ -247,6 +247,8 @@ class Overview(Measure):
         course = f"lies between {means[low]:{form}} ({low}) and {means[high]:{form}} ({high}) over {what}"
         if means[low] == means[high]:
             course = f"is {means[low]:{form}}" + (f" in all {what}" if len(means) > 1 else f" ({low})")
+        if (n_texts := numbers.data.sizes["text"]) > 1:
+            course += f", mean over {counted(n_texts, 'text')}"
         models = [*dict.fromkeys(model for model, _ in places)]
         last, sizes = at_last_revision(curve)(numbers).sel(model=models), numbers.data["parameters"].sel(model=models)
         ln_sizes: Any = np.log(sizes)
