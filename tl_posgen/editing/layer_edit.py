@@ -89,7 +89,6 @@ class LayerEdit:
         self.makes_scores = False
         self.parts[part] = self.probed.read(part, value)
         if part == "q":
-            self.earlier = self._earlier()
             self._see_before_others()
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
             by.row_edits[layer][self] = None
@@ -136,7 +135,7 @@ class LayerEdit:
         """See the scores of the pass before any function that is hooked before this edit, which may change them."""
         self._stop_seeing()  # where the last pass ended in an error
         self.unedited = None
-        if None in self.earlier:
+        if None in self._earlier():  # captures among them, which move behind the edits as the scores come
             own = next(x for x in self._point.fwd_hooks if getattr(x.user_hook, "__self__", None) is self)
             self._point.add_hook(self._see, prepend=True, is_permanent=own.is_permanent, level=own.context_level)
             self.seeing = self._point.fwd_hooks[0]
@@ -245,11 +244,12 @@ class LayerEdit:
                 f"{seen}, and {len(positions)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
+        self.earlier = self._earlier()
         narrow = geometry.window is not None and geometry.window < n_keys
         compared = "every row" if narrow or self._has_other_hooks_on_queries_or_keys() else "last row"
         if any(edit is not None and self._shared_heads(edit) for edit in self.earlier):
             compared = None
-        unedited, self.unedited = self.unedited, None
+        unedited, self.unedited = self.unedited if None in self.earlier else None, None
         return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, compared, unedited, positions)
 
 
