@@ -134,6 +134,7 @@ def provenance_of(
         "parameters": session.backend.n_parameters(),
         "seed": seed,
         **{name: list(seeds) for name, seeds in null_seeds.items()},
+        **({"random_init": session.backend.drawing_rule(origin)} if null_seeds.get("null_seeds") else {}),
         "mask": "causal, and the window of each layer that has one",
         "versions": dict(versions()),
     }
