@@ -21,6 +21,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD
+from tl_posgen.core.numbers import range_of
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
@@ -64,7 +65,7 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             array: Any = (
                 variable(numbers) if callable(variable) else numbers.array(variable, **{along: None} | dict(*labels))
             )
-            bounds = None if callable(variable) else numbers.bounds_of(variable)
+            bounds = range_of(array) if callable(variable) else numbers.bounds_of(variable)
             nulls = {
                 kind: [number.value for number in null.along(array, along).values()]
                 for kind, null in numbers.by_null.items()
