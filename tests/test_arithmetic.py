@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from threading import Barrier, Thread
 
 import pytest
 import torch
@@ -49,6 +50,30 @@ def state():
 
 
 @pytest.mark.slow
+def test_of_two_threads_the_last_that_leaves_ends_full_precision():
+    torch.set_float32_matmul_precision("high")
+    both_inside, one_left, seen = Barrier(2, timeout=30), Barrier(2, timeout=30), []
+
+    def first():
+        with full_precision():
+            both_inside.wait()
+        one_left.wait()
+
+    def second():
+        with full_precision():
+            both_inside.wait()
+            one_left.wait()
+            seen.append((torch.get_float32_matmul_precision(), tf32_allowed()))
+
+    threads = [Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [("highest", False)]
+    assert (torch.get_float32_matmul_precision(), tf32_allowed()) == ("high", True)
+
+
 @pytest.mark.skipif(not hasattr(MATMUL, "fp32_precision"), reason="torch 2.9 has the newer interface")
 def test_either_interface_is_as_before_afterwards():
     """Each choice in a process of its own, as torch refuses to mix both: children of one that has imported torch."""

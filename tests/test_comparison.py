@@ -372,3 +372,40 @@ def test_numbers_that_one_side_does_not_have_are_not_said_to_be_unchanged():
     assert "1 head defined on one side only, left out" in of_two
     assert "No head changes" not in none
     assert "Not defined for any head on both sides: r of position + query + key, " in none
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_an_interval_of_a_change_does_not_leave_what_a_change_can_be(intact, paired):
+    """r is in [-1, 1], a change of it in [-2, 2]."""
+
+    def with_r(value, sign, prompts):
+        result = intact["three_axis"]
+        data = result.dataset.copy(deep=True)
+        groups = np.array([value, *(value - sign * 0.5 * (n % 2) for n in range(data.sizes["group"] - 1))])
+        data["r"] = (data["r"] * 0).fillna(0) + xr.DataArray(groups, dims="group")
+        provenance = {**intact.provenance, "tokens_sha256": prompts}
+        return Report({"three_axis": replace(result, dataset=data)}, provenance)
+
+    result = compared(with_r(-0.9, -1, "one"), with_r(0.9, 1, "one" if paired else "another"))
+    change = result.numbers("mean_change", number="three_axis_r")
+    assert change.value == pytest.approx(1.8)
+    assert change.high == 2 if paired else 1.8 < change.high < 2
+    rows = result.frame().query("number == 'three_axis_r'")
+    np.testing.assert_allclose(rows["change, high"], change.high)
+
+
+def test_the_frame_has_the_value_of_heads_that_are_defined_on_one_side_only():
+    model, quick = tl_posgen.load_model("mini", "auto"), QUICK | {"measures": "three_axis", "nulls": 0}
+    before = tl_posgen.analyze(model, bundled_text(), **quick)
+    with torch.no_grad():
+        model.blocks[1].attn.W_Q.zero_()
+        model.blocks[1].attn.b_Q.zero_()
+    frame = compared(before, tl_posgen.analyze(model, bundled_text(), **quick)).frame()
+    rows = frame.query("number == 'three_axis_r' and layer == 1")
+    assert len(rows) == 4
+    assert rows["value, first"].notna().all()
+    assert rows[["value, second", "change"]].isna().all(axis=None)
+    assert set(frame) == {"number", "layer", "head", "value, first", "value, second", *CHANGE}
+
+
+CHANGE = ("change", "change, low", "change, high")

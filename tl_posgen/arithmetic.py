@@ -1,7 +1,8 @@
 """Arithmetic of sums, moments and angles: float64, on the host where the model's device has none."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -89,13 +90,33 @@ def tf32_allowed() -> bool:
 def full_precision() -> Iterator[None]:
     """Let products of float32 numbers be formed in float32 for as long as this is open, also where TF32 is allowed.
 
-    Usable as a decorator. What was allowed before, by either of torch's interfaces, is allowed again afterwards.
+    Usable as a decorator. What was allowed before, by either of torch's interfaces, is allowed again afterwards: where
+    threads overlap, when the last of them leaves. The setting is torch's, of the whole process: products of threads
+    that have not entered are formed in float32 meanwhile, too.
 
     Example:
         >>> with full_precision():
         ...     torch.get_float32_matmul_precision()
         'highest'
     """
+    with _LOCK:
+        block = ExitStack()
+        if not _BLOCKS:
+            block.enter_context(_no_rounded_factors())
+        _BLOCKS.append(block)
+    try:
+        yield
+    finally:
+        with _LOCK:  # the one that is left last is the first, whichever thread entered it
+            _BLOCKS.pop().close()
+
+
+_LOCK = Lock()
+_BLOCKS: list[ExitStack] = []  # in which full precision is asked for, by all threads; the first ends it
+
+
+@contextmanager
+def _no_rounded_factors() -> Iterator[None]:
     places: list[Any] = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
     newer = [(place, place.fp32_precision) for place in places if hasattr(place, "fp32_precision")]  # from torch 2.9 on
     older = _older_precision()

@@ -20,9 +20,10 @@ from tl_posgen.core.result import Result, columns_of
 from tl_posgen.core.saved import load
 from tl_posgen.errors import InputError
 from tl_posgen.models.loading.null_kinds import null_label
+from tl_posgen.models.selection import head_name
 from tl_posgen.report.figures import DIVERGING, model_label
 from tl_posgen.report.head_figures import Map, map_panels
-from tl_posgen.stats.intervals import difference_interval
+from tl_posgen.stats.intervals import Bounds, bounds_of_difference, difference_interval
 
 SIDES = ("first", "second")
 DRAWN = 6  # maps of differences: the first numbers
@@ -81,10 +82,10 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     values = [_per_head(report, apart) for report in reports]
     shared = {name: (array, values[1][name]) for name, array in values[0].items() if name in values[1]}
     shared = dict(sorted(shared.items(), key=lambda item: not item[1][0].attrs["headline"]))
-    chosen = any("heads" in report.provenance for report in reports)  # of which those that both have are compared
-    one_shape = chosen or all(left[dim].equals(right[dim]) for left, right in shared.values() for dim in HEAD)
+    chosen = [set(report.provenance["heads"]) for report in reports if "heads" in report.provenance]
+    one_shape = bool(chosen) or all(left[dim].equals(right[dim]) for left, right in shared.values() for dim in HEAD)
     compared = {
-        name: _side_by_side(left.drop_attrs(), right.drop_attrs(), paired, one_shape)
+        name: _side_by_side(left.drop_attrs(), right.drop_attrs(), paired, one_shape, left.attrs["bounds"])
         for name, (left, right) in shared.items()
     }
     compared = {
@@ -100,6 +101,10 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         )
     numbers: Any = xr.Variable("number", np.array(list(compared)))
     data: Any = xr.concat(list(compared.values()), numbers, data_vars="all", join="outer")
+    if chosen:  # those that both have are compared
+        both = set.intersection(*chosen)
+        places = [[head_name(layer, head) in both for head in data["head"].values] for layer in data["layer"].values]
+        data["value"] = data["value"].where(xr.DataArray(places, dims=HEAD))
     labels = {name: ", ".join([shared[name][0].attrs["label"], *name.split(", ")[1:]]) for name in compared}
     times = Counter(labels.values())  # with the measure where two would be alike
     of_measure = {name: f"{shared[name][0].attrs['measure'].replace('_', ' ')}: " for name in compared}
@@ -118,9 +123,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         attrs["apart"] = left_out
     if one_shape and cuts[0] == cuts[1] and (options := _options_apart(first, second)):
         attrs["options"] = options
-    if one_shape:  # of numbers of fewer layers too
-        data["one_sided"] = data["one_sided"].fillna(0).astype(bool)
-    else:
+    if not one_shape:
         n_heads = [max(int(_of_model(pair[at]).notnull().sum()) for pair in shared.values()) for at in (0, 1)]
         attrs |= {"n_first": n_heads[0], "n_second": n_heads[1]}
     data = Comparison().describe(data.assign_coords(init_label=("init", inits)).assign_attrs(attrs))
@@ -180,6 +183,7 @@ def _per_head(report: Report, apart: Mapping[str, Mapping[str, Any]]) -> dict[st
                     "headline": bool(variable.headline) and sampled,
                     "measure": result.name,
                     "variable": name,
+                    "bounds": variable.bounds,
                 }
                 title = variable.headline or f"{result.name}.{name}"  # as in the report's frame
                 for at, column in columns_of(array, (*NUMBER_DIMS, *HEAD), result.measure.usual()):
@@ -191,32 +195,36 @@ def _of_model(array: xr.DataArray) -> xr.DataArray:
     return mean_of(at_init(array, TRAINED))
 
 
-def _side_by_side(first: xr.DataArray, second: xr.DataArray, paired: bool, one_shape: bool) -> xr.Dataset:
+def _side_by_side(
+    first: xr.DataArray, second: xr.DataArray, paired: bool, one_shape: bool, bounds: Bounds | None
+) -> xr.Dataset:
     """Return the mean of each side over heads, and the change of this mean; with one shape of the heads that both have,
-    with the change of each, and which other heads one of both has."""
+    with the values of every head, and the change of each."""
     left, right = xr.align(first, second, join="inner", exclude=(*NUMBER_DIMS[1:], *(() if one_shape else HEAD)))
     sides, variables = xr.Variable("report", np.array(SIDES)), dict[str, Any]()
     if one_shape:
-        left_defined, right_defined = (mean_of(side).notnull() for side in (left, right))
-        variables["one_sided"] = at_init(left_defined ^ right_defined, TRAINED)
-        left, right = left.where(left_defined & right_defined), right.where(left_defined & right_defined)
-        variables["change"] = _change(left, right, paired)
         variables["value"] = xr.concat([_of_model(left), _of_model(right)], sides)
+        defined = mean_of(left).notnull() & mean_of(right).notnull()
+        left, right = left.where(defined), right.where(defined)
+        variables["change"] = _change(left, right, paired, bounds)
     variables["mean"] = xr.concat([mean_of(mean_over(side, HEAD)) for side in (left, right)], sides)
-    variables["mean_change"] = _change(mean_over(left, HEAD), mean_over(right, HEAD), paired)
+    variables["mean_change"] = _change(mean_over(left, HEAD), mean_over(right, HEAD), paired, bounds)
     return xr.Dataset(variables)
 
 
-def _change(first: xr.DataArray, second: xr.DataArray, paired: bool) -> xr.DataArray:
-    """Return second - first [end, init, *place]: its value, and in the model the ends of its interval."""
+def _change(first: xr.DataArray, second: xr.DataArray, paired: bool, bounds: Bounds | None) -> xr.DataArray:
+    """Return second - first [end, init, *place]: its value, and in the model the ends of its interval; `bounds` are
+    those of either."""
     value = mean_of(second) - mean_of(first)
     of_model = [at_init(side, TRAINED) for side in (first, second)]
     if paired:
-        intervals = intervals_of(of_model[1] - of_model[0])
+        intervals = intervals_of(of_model[1] - of_model[0], bounds_of_difference(bounds))
         low, high = intervals["low"], intervals["high"]
     else:
         like = _of_model(value)
-        before, after = ([intervals_of(side)[end].transpose(*like.dims).values for end in ENDS] for side in of_model)
+        before, after = (
+            [intervals_of(side, bounds)[end].transpose(*like.dims).values for end in ENDS] for side in of_model
+        )
         low, high = (like.copy(data=end) for end in difference_interval(before, after))
     ends: Any = [value, *(end.expand_dims(init=[TRAINED]).reindex(init=value["init"]) for end in (low, high))]
     return xr.concat(ends, xr.Variable("end", np.array(ENDS)), coords="minimal", compat="override")
@@ -253,7 +261,6 @@ class Comparison(Measure):
         "mean_change": Variable("change of the mean", "", "over heads that both have", ("end", "number")),
         "change": Variable("change", "", "second - first", ("end", "number", *HEAD)),
         "value": Variable("value", "", "of both reports", ("report", "number", *HEAD)),
-        "one_sided": Variable("heads on one side", "", "that one of both reports has", ("number", *HEAD)),
         "loss": Variable("loss", "nats", "of both reports, prompt by prompt", ("report", "prompt")),
         "label": Variable("name of the number", "", "", ("number",)),
         "quantity": Variable("variable of its measure, and labels", "", "", ("number",)),
@@ -264,7 +271,7 @@ class Comparison(Measure):
     def of_heads(self, data: xr.Dataset) -> xr.Dataset:
         """Return means over the chosen heads; their intervals cannot be made of what is kept."""
         change = mean_over(data["change"], HEAD).where(data["end"] == ENDS[0])
-        mean = mean_over(data["value"], HEAD)
+        mean = mean_over(data["value"].where(data["value"].notnull().all("report")), HEAD)
         return data.assign(mean=mean, mean_change=change)
 
     def kinds(self, data: xr.Dataset) -> Sequence[str]:
@@ -324,7 +331,7 @@ class Comparison(Measure):
             layer, head = changes.abs().idxmax()
             most = f"{', most of these' if n_known else '; most'} in "
             most += f"{HeadNumber(int(layer), int(head), Number(float(changes[layer, head]))):+.3f}"
-        lost = int(numbers.data["one_sided"].sel(number=number).sum())
+        lost = int((numbers.data["value"].sel(number=number).notnull().sum("report") == 1).sum())
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""
         return f"{average}{heads if n_known else ''}{most}{left_out}."
 

@@ -228,7 +228,8 @@ class Interventions(Measure):
         means = leave_one_out(values) if values.sizes["prompt"] >= FEWEST else values.mean("prompt")
         control, unchanged = (means.sel(condition=condition, drop=True) for condition in (self.control, UNTOUCHED))
         worth = control - unchanged
-        return (control - means) / worth.where(is_above(worth, LEAST_COST))
+        recovered = (control - means) / worth.where(is_above(worth, LEAST_COST))
+        return recovered.assign_attrs(range=(-np.inf, 1.0))
 
     def recovered(self, numbers: Numbers, name: str = "loss") -> dict[str, Number]:
         """Return `recovered_of` by condition, as numbers with their intervals over prompts."""

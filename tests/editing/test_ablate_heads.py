@@ -10,6 +10,7 @@ from tl_posgen.editing.ablate_heads import ablate_heads
 from tl_posgen.editing.draws import generator_at
 from tl_posgen.errors import InputError
 from tl_posgen.interventions import Interventions
+from tl_posgen.models.session import session_of
 
 TOKENS = torch.randint(2, 60, (2, 10), generator=torch.Generator().manual_seed(0))
 REFERENCE = torch.randint(2, 60, (3, 12), generator=torch.Generator().manual_seed(1))
@@ -80,6 +81,22 @@ def test_bad_ways_and_too_long_prompts_are_refused(model):
         model.run_with_hooks(TOKENS, fwd_hooks=hooks)
     with pytest.raises(InputError, match="KV cache"):  # a step would take what the reference wrote at its first token
         model.run_with_hooks(TOKENS[:, :1], fwd_hooks=hooks)
+
+
+def test_a_pass_that_begins_behind_the_embedding_does_not_draw_for_the_prompts_of_the_one_before(model):
+    hooks = ablate_heads(model, ["0.1", "1.1"], "resample", reference=REFERENCE, length=12)
+    other, begun_behind = TOKENS.flip(1), "begins behind the embedding"
+    with torch.no_grad():
+        before = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+        if session_of(model).backend.name == "hooked":
+            resid = model(other, stop_at_layer=1)
+            with pytest.raises(InputError, match=begun_behind):
+                model.run_with_hooks(resid, fwd_hooks=hooks, start_at_layer=1)
+        else:
+            embeddings = model.original_model.get_input_embeddings()(other)
+            with pytest.raises(InputError, match=begun_behind):
+                model.run_with_hooks(None, inputs_embeds=embeddings, fwd_hooks=hooks)
+        torch.testing.assert_close(model.run_with_hooks(TOKENS, fwd_hooks=hooks), before)
 
 
 def test_every_seed_and_place_has_a_draw_of_its_own():

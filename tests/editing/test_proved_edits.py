@@ -175,3 +175,60 @@ def test_hooks_that_change_queries_afterwards_are_refused(model):
     assert before.isfinite().all()
     with pytest.raises(InputError, match="give hooks that change q or k before them"):
         model.run_with_hooks(TOKENS, fwd_hooks=[*hooks, *turned])
+
+
+def near_keys_of_most(capture):
+    """Keys that q and k give more than the mean score of the row."""
+    scores = capture.scores()
+    seen = scores.isfinite()
+    return scores >= scores.masked_fill(~seen, 0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
+
+
+KEEP_OLD = [near_keys_of_most, RowByRow(lambda capture, own: own + capture.scores().nan_to_num(), with_own=True)]
+
+
+BY_USER = {
+    "reads": lambda scores, hook: None,
+    "edits": lambda scores, hook: scores * 2,
+    "in place": lambda scores, hook: scores.mul_(2),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("by_user", BY_USER.values(), ids=BY_USER)
+@pytest.mark.parametrize("scores_of", KEEP_OLD, ids=["booleans", "with own"])
+def test_what_keeps_scores_that_another_function_made_is_proved_by_those_of_the_model(model, scores_of, by_user):
+    """It takes q and k as well, which a model that changed since rotates otherwise."""
+    hooks = [(IS_SCORES, by_user), *replace_scores(model, scores_of)]
+    model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    points = [block.attn.hook_attn_scores for block in model.blocks]
+    assert not any(point._forward_pre_hooks for point in points)
+    other_frequencies(model)
+    with pytest.raises(InputError, match=REFUSED):
+        model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    assert not any(point._forward_pre_hooks for point in points)
+
+
+def test_positions_that_the_model_is_given_are_refused_behind_a_function_that_reads_scores(family_directory):
+    model = load_model(family_directory("llama"), "bridge")
+    far = torch.arange(30).expand(2, -1).clone()
+    far[1, 15:] += 40
+    hooks = [(IS_SCORES, lambda scores, hook: None), *replace_scores(model, near_keys_of_most)]
+    with model.hooks(fwd_hooks=hooks):
+        model(TOKENS)
+        with pytest.raises(InputError, match="positions by tl_posgen"):
+            model(TOKENS, position_ids=far)
+
+
+def test_a_pass_that_ends_in_an_error_leaves_nothing_on_the_model(model):
+    def fails(scores, hook):
+        raise ValueError("of the user")
+
+    points = [getattr(block.attn, f"hook_{name}") for block in model.blocks for name in ("attn_scores", "q", "k")]
+    for where in (IS_SCORES, lambda name: name.endswith("hook_v")):
+        with pytest.raises(ValueError, match="of the user"):
+            model.run_with_hooks(
+                TOKENS,
+                fwd_hooks=[(IS_SCORES, lambda scores, hook: None), (where, fails), *replace_scores(model, all_keys)],
+            )
+        assert not any(point._forward_pre_hooks or point._forward_hooks for point in points)

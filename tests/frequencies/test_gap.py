@@ -177,3 +177,11 @@ def test_held_planes_keep_the_bundled_model_from_harm(mini, alice):
     alone = float(found.trained["alone"].mean())
     assert float(loss.sel(condition="unchanged", gap=768)) > alone + 1
     assert float(loss.sel(condition="quarter_turns", gap=768)) < alone + 0.2
+
+
+def test_the_figure_has_text_without_anything_before_the_gap(mini, alice):
+    result = Gap(gaps=(0, 64, 256), at=32)(mini, alice, length=64, n_prompts=4, nulls=0, progress=False)
+    (curve,) = (trace for trace in result.plot().data if trace.name == "nothing before the gap")
+    alone = result.numbers("alone")
+    np.testing.assert_allclose(curve.y, alone.value)
+    np.testing.assert_allclose(curve.y + curve.error_y.array, alone.high)

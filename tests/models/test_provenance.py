@@ -132,3 +132,23 @@ def test_parameters_of_an_object_of_the_users_own_are_counted_too(tmp_path, has_
         backend = session_of(load_model(directory, "hooked")).backend
         biases = sum(one.numel() for name, one in backend.model.named_parameters() if "b_" in name)
         assert backend.count_parameters() == expected + biases  # TransformerLens' biases, zeros here, are weights
+
+
+@pytest.mark.parametrize(
+    ("family", "rule"),
+    [
+        ("llama", "transformers, LlamaForCausalLM, initializer_range 0.02"),
+        ("gptoss", "transformers, GptOssForCausalLM, initializer_range 0.02, its own _init_weights"),
+    ],
+)
+def test_a_report_says_by_which_rule_its_random_inits_were_drawn(tmp_path, family, rule, backend):
+    if family == "gptoss":
+        config = with_sizes("GptOssConfig", GROUPED, head_dim=8, num_local_experts=2, num_experts_per_tok=1)()
+        backend = "bridge"
+    else:
+        config = FAMILIES[family].config()
+    session = session_of(load_model(save_config(config, tmp_path), backend))
+    tokens = [torch.arange(4, 20)]
+    assert provenance_of(session, tokens, {"random init": [0]})["random_init"] == rule
+    assert session_of(random_like(session, 0)).origin.initialisation == rule
+    assert "random_init" not in provenance_of(session, tokens, {"random init": []})

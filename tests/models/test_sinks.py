@@ -6,9 +6,17 @@ import torch
 from families import GROUPED, save_config, with_sizes
 
 import tl_posgen
+from tl_posgen.frequencies import PlaneRoles
 from tl_posgen.models.capture.capturing import capturing, run_capture
 from tl_posgen.models.loading.load import load_model
+from tl_posgen.position.decomposition.numbers.causal_pairs import CausalPairs
+from tl_posgen.position.decomposition.numbers.pair_weights_fit import fit_pair_weights
+from tl_posgen.position.decomposition.three_axis import fit_capture
+from tl_posgen.position.substitution.hooks import by_constant, by_three_axis
+from tl_posgen.position.substitution.numbers import attention_kl
+from tl_posgen.rope.rotation import complex_planes, turns_at
 from tl_posgen.slash.dominance import statistics_from_qk, statistics_of
+from tl_posgen.slash.numbers.plane_contributions import score_of_profile
 
 TOKENS = torch.randint(4, 60, (3, 30), generator=torch.Generator().manual_seed(0))
 QUIET = {"nulls": 0, "progress": False}
@@ -101,3 +109,94 @@ def test_in_bfloat16_they_are_the_parameters_too(directory):
     run_capture(model, TOKENS[:1], captures.append)
     for capture, sinks in zip(captures, held, strict=True):
         assert torch.equal(capture.sinks, sinks)
+
+
+def captured(model, **more):
+    captures = []
+    run_capture(model, TOKENS, captures.append, **more)
+    return captures
+
+
+def test_the_divergence_of_attention_has_what_sinks_take_as_one_outcome_more(model):
+    for capture in captured(model)[::3]:
+        exact, visible = capture.scores().double(), capture.geometry.visible(30)
+        other = exact.masked_fill(~visible, 0) * 0.5 + 1
+        found = attention_kl(exact, other, visible, capture.sinks)
+        for head, row in ((0, 0), (1, 7), (3, 29)):
+            seen = visible[row]
+            p, q = (
+                torch.cat([scores[head, row, seen], capture.sinks[head : head + 1].double()]).softmax(-1)
+                for scores in (exact, other)
+            )
+            torch.testing.assert_close(found[head, row], (p * (p / q).log()).sum())
+    report = tl_posgen.analyze(model, TOKENS, measures=["substitution"], **QUIET)
+    kl = report["substitution"].trained["attention_kl"]
+    expected = [
+        attention_kl(capture.scores(), by_constant(capture), capture.geometry.visible(30), capture.sinks).mean(1)
+        for capture in captured(model)
+        if capture.layer == 0
+    ]
+    found = kl.sel(condition="uniform_attention", layer=0)
+    np.testing.assert_allclose(found, torch.stack(expected).mean(0), rtol=1e-5)
+
+
+def test_fits_weighted_by_attention_have_the_weights_of_the_pass(model, patterns):
+    for capture in captured(model):
+        pairs = CausalPairs(30, capture.geometry.window)
+        pattern = patterns[capture.layer][capture.prompt]
+        expected = fit_pair_weights(capture.scores(), pattern, pairs)
+        full, _ = fit_capture(capture, weights="attention")
+        torch.testing.assert_close(full.r, expected.r, rtol=1e-5, atol=1e-6)
+        of_hook = by_three_axis(capture, "attention")
+        fitted = expected.fitted(capture.positions, capture.positions).nan_to_num().float()
+        torch.testing.assert_close(of_hook, fitted, rtol=1e-3, atol=1e-4)
+
+
+def test_pairs_of_keys_that_change_places_are_weighted_by_the_attention_that_sinks_leave(model):
+    """Two rows differ in how much their sinks take, so the mean over rows does."""
+    (capture,) = (
+        capture for capture in captured(model, needs={"pattern"}) if (capture.layer, capture.prompt) == (1, 0)
+    )
+    found = PlaneRoles().of_layer(capture)
+    n, rope, scale = 30, capture.geometry.rope, capture.geometry.scale
+    q = complex_planes(capture.rotated_q.double(), rope) * scale
+    k, turns = complex_planes(capture.k.double(), rope), turns_at(torch.arange(n), rope)
+    generator = torch.Generator().manual_seed(101)
+    sums = torch.zeros(3, 4, dtype=torch.float64)
+    for row in torch.linspace(n // 2, n - 1, 8).long().unique().tolist():
+        first = 1 if capture.geometry.window is None else max(1, row - capture.geometry.window + 1)
+        pairs = torch.randint(first, row + 1, (256, 2), generator=generator)
+        for head in range(4):
+
+            def score(content, place, head=head, row=row):
+                return float((q[head, row] * (k[head, content] * turns[place]).conj()).real.sum())
+
+            total = sum(np.exp(score(j, j)) for j in range(first, row + 1)) + np.exp(float(capture.sinks[head]))
+            for a, b in pairs[pairs[:, 0] != pairs[:, 1]].tolist():
+                d, e = np.exp([score(a, a), score(b, b)]), np.exp([score(b, a), score(a, b)])
+                size, weight = np.hypot(*d) * np.hypot(*e), abs(d[0] - d[1]) / total
+                sums[:, head] += torch.tensor([weight * (d @ e) / size, weight * (d @ e[::-1]) / size, weight])
+    torch.testing.assert_close(torch.stack([found["positional"], found["symbolic"]]), sums[:2] / sums[2])
+
+
+def test_the_slash_scores_of_a_logit_are_those_of_its_softmax_with_sinks(model):
+    capture = captured(model)[0]
+    logit = torch.randn(4, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    away = (torch.arange(30)[:, None] - torch.arange(30)).clamp(min=0)
+    for window in (None, 5):
+        hidden = (torch.arange(30)[:, None] < torch.arange(30)) | (away >= (window or 30))
+        pattern = capture.attention(logit[:, away].masked_fill(hidden, -torch.inf))
+        expected = torch.stack([pattern.diagonal(-distance, 1, 2).mean(-1) for distance in range(30)], -1)
+        torch.testing.assert_close(score_of_profile(logit, window, capture.sinks), expected)
+
+
+def test_slash_scores_by_biases_and_by_mean_vectors_have_the_sinks(directory):
+    """Where sinks take nearly all, no score is left of either, as none is left of the model's own."""
+    model = load_model(directory, backend="bridge")
+    with torch.no_grad():
+        for layer in model.original_model.model.layers:
+            for part, value in (("sinks", 12.0), ("q_proj.bias", 0.5), ("k_proj.bias", 0.5)):
+                layer.self_attn.get_parameter(part).fill_(value)
+    report = tl_posgen.analyze(model, TOKENS, measures=["slash_biases", "slash_planes"], **QUIET)
+    for name, variable in (("slash_biases", "alone"), ("slash_planes", "predicted")):
+        assert 0 < float(report[name].trained[variable].max()) < 0.05

@@ -158,3 +158,14 @@ def test_a_null_models_map_that_is_nearly_constant_is_a_line_below_the_models(re
         "m, k = 5",
         "m, 0, k = 5" if is_drawn else "m, shuffled, k = 5",
     ]
+
+
+@pytest.mark.parametrize("highest", [0.5, np.inf])
+def test_intervals_of_what_a_function_gives_do_not_leave_its_range(result, highest):
+    def centred(numbers):
+        loss = numbers.array("loss", condition=None)
+        return (loss - loss.mean("prompt")).assign_attrs(range=(-np.inf, highest))
+
+    figure = bars({"loss": [("loss", centred)]}, "condition", title="T")(result)
+    _, _, high = ends(figure.data[0], "x")
+    assert (high.max() > 0.5) == (highest == np.inf)

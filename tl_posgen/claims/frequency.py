@@ -172,7 +172,7 @@ def _diagonals(plane_roles: Result, plane_use: Result, more: float, **at: float)
     share = numbers.number(_mean_of(fast.sum("plane") / lift.sum("plane"), heads))
     fast, _ = _thirds(plane_use.numbers.array("use").isel(plane=turning))
     of_fast = fast.sum("plane")
-    above = numbers.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads))
+    above = numbers.number(_mean_of(of_fast, heads) - _mean_of(of_fast, ~heads), (-1, 1))
     return [
         Criterion.of("lift by the fast third", share, **at, beyond=or_lacking(share.by_null)),
         Criterion.of("more use of it than in other heads", above, more, partly=0.0, beyond=or_lacking(above.by_null)),
@@ -198,7 +198,7 @@ def _centres(plane_use: Result, fixed: float, **at: float) -> list[Criterion]:
     criteria = []
     for side in "qk":
         centre = numbers.array("centre", side=side)
-        share = numbers.number((centre > fixed).where(centre.notnull()))
+        share = numbers.number((centre > fixed).where(centre.notnull()), (0, 1))
         criteria.append(Criterion.of(f"heads with fixed centres, {side}", share, **at))
     return criteria
 
@@ -218,8 +218,11 @@ def _no_sink(plane_use: Result) -> str:
 def _sinks_by_angle(plane_use: Result, above: float) -> list[Group]:
     numbers = plane_use.numbers
     heads = _sinks(numbers)
-    share = numbers.number(heads.where(numbers.array("sink").notnull()))
-    length, cosine = (numbers.number(_mean_of(numbers.array(name), heads)) for name in ("first_length", "first_cosine"))
+    share = numbers.number(heads.where(numbers.array("sink").notnull()), (0, 1))
+    length, cosine = (
+        numbers.number(_mean_of(numbers.array(name), heads), numbers.bounds_of(name))
+        for name in ("first_length", "first_cosine")
+    )
     shorter = Criterion.without_nulls("|k_0| / E|k| in sink heads", length, 1.0, sign=-1)
     angle = Criterion.of(
         "cosine with q above other keys'", cosine, above, beyond=or_lacking(cosine.by_null), otherwise="detectable"

@@ -106,7 +106,9 @@ def _cloze(perturbation: Result, slight: float) -> list[Group]:
     accuracy = numbers.array("cloze_accuracy", condition="words")
     in_order = accuracy.sel(ratio=min(numbers.measure.ratios), drop=True)
     accuracy_in_order = numbers.number(in_order, numbers.bounds_of("cloze_accuracy"))
-    at_few, at_more = (numbers.number(accuracy.sel(ratio=ratio, drop=True) - in_order) for ratio in (few, above))
+    at_few, at_more = (
+        numbers.number(accuracy.sel(ratio=ratio, drop=True) - in_order, (-1, 1)) for ratio in (few, above)
+    )
     change_at_few = Criterion.of_end(f"change at {few:.0%}", at_few, -slight, beyond=None, digits=3)
     change_at_more = Criterion.of_end(f"change at {above:.0%}", at_more, -slight, "high", beyond=None, digits=3)
     beyond = {"chance": [1 / N_CHOICES], **accuracy_in_order.by_null}

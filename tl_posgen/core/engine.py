@@ -36,7 +36,7 @@ from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
 from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_session
 from tl_posgen.models.loading.load import AnyModel, is_ours
-from tl_posgen.models.loading.null_kinds import kind_and_seed, null_label
+from tl_posgen.models.loading.null_kinds import RANDOM_INIT, kind_and_seed, null_label
 from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
 from tl_posgen.models.metric import as_metric
@@ -185,6 +185,8 @@ def analyze(
             details["first"] = choices.first
         if null_models.device != "cpu":
             details["null_device"] = null_models.device
+        if null_models.by_kind.get(RANDOM_INIT):
+            details["random_init"] = session.backend.drawing_rule(session.origin)
         if metric is not None:
             details["metric"] = metric.name
         lists = {id(tokens): tokens for tokens in rows.values()}  # one for all measures that share prompts

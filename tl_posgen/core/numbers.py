@@ -92,8 +92,7 @@ class Numbers:
         """Return the range of a variable's values, declared or in its attribute `range`; None where it has none."""
         if name in self.measure.variables:
             return self.measure.variables[name].bounds
-        low, high = [*map(float, np.atleast_1d(self.dataset[name].attrs.get("range", ()))), np.nan, np.nan][:2]
-        return None if high != high else (low, high)
+        return range_of(self.dataset[name])
 
     @property
     def metric(self) -> str:
@@ -260,6 +259,12 @@ class Numbers:
             entries = zip(places, numbers, strict=True)
             summary += [{"name": name, **place, **number.as_dict()} for place, number in entries]
         return summary
+
+
+def range_of(array: xr.DataArray) -> Bounds | None:
+    """Return the range of an array's values as its attribute `range` has it; None where it has none."""
+    low, high = [*map(float, np.atleast_1d(array.attrs.get("range", ()))), np.nan, np.nan][:2]
+    return None if high != high else (low, high)
 
 
 def grouped(labels: Sequence[str], values: Sequence[float]) -> dict[str, tuple[float, ...]]:

@@ -49,7 +49,8 @@ def ablate_heads(
 
     Raises:
         InputError: no such head, another `how`, unusable prompts; later, in the forward pass of "resample": prompts
-            longer than those that it draws from, a single token, as in steps with a KV cache.
+            longer than those that it draws from, a single token, as in steps with a KV cache, a pass that begins
+            behind the embedding.
         UnsupportedModelError: a layer whose heads' outputs cannot be hooked.
 
     Source: usual interventions of the field.
@@ -87,13 +88,15 @@ def ablate_heads(
         if how == "mean":
             outputs = {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()}
 
-    seeds: list[int] = []  # of the prompts of the pass that began last, by what was embedded
+    seeds: list[int] = []  # of the prompts of the pass that was embedded last
+    replaced: set[str] = set()  # the points at which it was given them
 
     def see(embedded: Tensor, hook: object) -> None:
         rows = embedded.detach().float().cpu().numpy()
+        replaced.clear()
         seeds[:] = [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:4], "big") for row in rows]
 
-    def edit(layer: int, z: Tensor, hook: object) -> Tensor:
+    def edit(layer: int, z: Tensor, hook: Any) -> Tensor:
         chosen, written = selected[layer], outputs[layer]
         if how == "resample":
             require_places(layer, z.shape[1])
@@ -101,8 +104,12 @@ def ablate_heads(
                 raise InputError(
                     f"resample: {z.shape[1]} tokens, and the reference's prompts have {written.shape[1]}; give length="
                 )
-            if len(seeds) != len(z):
-                raise InputError("resample: a pass that begins behind the embedding; run whole prompts")
+            if len(seeds) != len(z) or hook.name in replaced:
+                raise InputError(
+                    "resample: a pass that begins behind the embedding, as with start_at_layer or embeddings as its "
+                    "input; run whole prompts"
+                )
+            replaced.add(hook.name)
             generators = [generator_at((seed + of_prompt) % MOST_SEEDS) for of_prompt in seeds]
             drawn = [int(torch.randint(len(written), (), generator=generator)) for generator in generators]
             written = written[drawn, : z.shape[1]]

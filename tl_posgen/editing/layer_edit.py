@@ -70,6 +70,9 @@ class LayerEdit:
     ):
         self.session, self.probed, self.scores_of, self.heads, self.ends = session, probed, scores_of, heads, ends
         self.parts: dict[str, Tensor] = {}
+        self.earlier: list[LayerEdit | None] = []  # see `_earlier`, in this pass
+        self.unedited: Float[Tensor, "batch head row key"] | None = None  # scores that others have not edited yet
+        self.seeing: Any = None  # the handle of the hook that sees these
         self.past: tuple[Tensor, list[int]] | None = None
         self.cache_fault = cache_fault
         self.makes_scores = False  # in this pass, where scores_of does not only hide keys
@@ -85,6 +88,8 @@ class LayerEdit:
         self.session.spans.pop(layer, None)  # of an earlier pass
         self.makes_scores = False
         self.parts[part] = self.probed.read(part, value)
+        if part == "q":
+            self._see_before_others()
         if isinstance(self.scores_of, RowByRow) and by is not None and not by.listeners:  # which are shown the scores
             by.row_edits[layer][self] = None
 
@@ -115,11 +120,35 @@ class LayerEdit:
     def _earlier(self) -> list["LayerEdit | None"]:
         """Return the hooks on this layer's scores that run before this edit: the edit that each belongs to, or None for
         any other function."""
-        point = self.session.attention(self.probed.geometry.layer).hook_attn_scores
-        hooks = {handle.hook.id: getattr(handle, "user_hook", None) for handle in point.fwd_hooks}
-        owners = [getattr(hooks.get(number), "__self__", None) for number in point._forward_hooks]
+        handles = {handle.hook.id: handle for handle in self._point.fwd_hooks}
+        hooks = [getattr(handles.get(number), "user_hook", None) for number in self._point._forward_hooks]
+        hooks = [hook for hook in hooks if getattr(hook, "__func__", None) is not LayerEdit._see]
+        owners = [getattr(hook, "__self__", None) for hook in hooks]
         edits = [owner if isinstance(owner, LayerEdit) else None for owner in owners]
         return edits[: edits.index(self)] if self in edits else []
+
+    @property
+    def _point(self) -> Any:
+        return self.session.attention(self.probed.geometry.layer).hook_attn_scores
+
+    def _see_before_others(self) -> None:
+        """See the scores of the pass before any function that is hooked before this edit, which may change them."""
+        self._stop_seeing()  # where the last pass ended in an error
+        self.unedited = None
+        if None in self._earlier():  # captures among them, which move behind the edits as the scores come
+            own = next(x for x in self._point.fwd_hooks if getattr(x.user_hook, "__self__", None) is self)
+            self._point.add_hook(self._see, prepend=True, is_permanent=own.is_permanent, level=own.context_level)
+            self.seeing = self._point.fwd_hooks[0]
+
+    def _see(self, attn_scores: Tensor, hook: object) -> None:
+        self.unedited = attn_scores.detach().clone()  # others may write into them
+        self._stop_seeing()
+
+    def _stop_seeing(self) -> None:
+        if self.seeing is not None:
+            self.seeing.hook.remove()
+            self._point.fwd_hooks = [handle for handle in self._point.fwd_hooks if handle is not self.seeing]
+            self.seeing = None
 
     def _shared_heads(self, earlier: "LayerEdit") -> set[int]:
         return {*earlier.heads} & {*self.heads}
@@ -136,9 +165,8 @@ class LayerEdit:
     def require_first(self) -> None:
         """Refuse new scores of heads for which an edit before this one in the pass made new scores, or hid keys of what
         another function may have edited: they would undo it."""
-        edits = self._earlier()
-        for earlier in edits:
-            if earlier is not None and None in edits and self._shared_heads(earlier):
+        for earlier in self.earlier:
+            if earlier is not None and None in self.earlier and self._shared_heads(earlier):
                 head = head_name(self.probed.geometry.layer, min(self._shared_heads(earlier)))
                 raise InputError(
                     f"{head}: another function is hooked on the scores before {self}, beside {earlier}, and new scores "
@@ -216,13 +244,13 @@ class LayerEdit:
                 f"{seen}, and {len(positions)} tokens stand at other positions; give prompts of no more tokens, "
                 "without a cache"
             )
-        earlier, narrow = self._earlier(), geometry.window is not None and geometry.window < n_keys
-        compared, others = "last row", None in earlier
-        if others or narrow or self._has_other_hooks_on_queries_or_keys():
-            compared = "every row"
-        if any(edit is not None and self._shared_heads(edit) for edit in earlier):
+        self.earlier = self._earlier()
+        narrow = geometry.window is not None and geometry.window < n_keys
+        compared = "every row" if narrow or self._has_other_hooks_on_queries_or_keys() else "last row"
+        if any(edit is not None and self._shared_heads(edit) for edit in self.earlier):
             compared = None
-        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, compared, others, positions)
+        unedited, self.unedited = self.unedited if None in self.earlier else None, None
+        return _PassEdit(self, spans, captures, k.shape[2] - n_keys, cached, q.dtype, compared, unedited, positions)
 
 
 @dataclass(frozen=True)
@@ -235,10 +263,10 @@ class _PassEdit:
         before: how many of all keys the model's cache has dropped.
         dtype: the model's.
         compared: which of the pass's scores are compared with those of q and k: every row where other functions may
-            have edited any, or where a window hides from the last one where tokens stand; none where an edit before
-            this one is of the same heads.
-        others_before: whether another function is hooked on the scores before this edit, which then is compared only
-            where it makes new scores.
+            have changed a query or a key, or where a window hides from the last one where tokens stand; none where an
+            edit before this one is of the same heads.
+        unedited: the scores of the pass before other functions that are hooked before this edit; None without. New
+            scores would undo what these do.
         positions: where the tokens of every text stand in the new scores; 0, 1, .. if None.
     """
 
@@ -249,7 +277,7 @@ class _PassEdit:
     cached: bool
     dtype: torch.dtype
     compared: Literal["last row", "every row"] | None
-    others_before: bool
+    unedited: Float[Tensor, "batch head row key"] | None
     positions: Real[Tensor, " pos"] | None = None
 
     def __call__(
@@ -264,7 +292,8 @@ class _PassEdit:
         scores_of, (n_rows, n_keys) = self.edit.scores_of, own_scores.shape[-2:]
         stop += self.before
         start = stop - n_rows
-        edited = pad(own_scores, (stop - n_keys, 0), value=-torch.inf) if n_keys < stop else own_scores.clone()
+        edited = self._of_all_keys(own_scores, stop).clone()
+        unedited = edited if self.unedited is None else self._of_all_keys(self.unedited, stop)
         for prompt, (span, full_capture) in enumerate(zip(self.spans, self.captures, strict=True)):
             first, last = max(span.start, start), min(span.stop, stop)
             if first >= last:
@@ -273,15 +302,16 @@ class _PassEdit:
             begin = span.stop - full_capture.q.shape[1]
             capture, of_all_heads = full_capture.of_rows(first - begin, last - begin), edited[prompt, :, rows, keys]
             own_capture, old = capture, of_all_heads[list(capture.heads)]
-            if self.cached or (self.compared == "every row" and not self.others_before):
-                self.prove(capture, of_all_heads)
+            given = unedited[prompt, :, rows, keys]
+            if self.cached or self.compared == "every row":
+                self.prove(capture, given)
             elif self.compared == "last row" and last == span.stop:
-                self.prove(full_capture.of_rows(last - begin - 1, last - begin), of_all_heads[:, -1:])
+                self.prove(full_capture.of_rows(last - begin - 1, last - begin), given[:, -1:])
             if self.positions is not None:
                 capture = capture.at(self.positions[: capture.length])
             new = scores_of(capture, old) if isinstance(scores_of, RowByRow) else scores_of(capture)
             keeps_old = getattr(new, "dtype", None) == torch.bool or getattr(scores_of, "with_own", False)
-            if self.compared and self.others_before and not keeps_old:  # else what another function did would be lost
+            if self.compared and self.unedited is not None and not keeps_old:  # which would undo what others did
                 self.prove(own_capture, of_all_heads)
             if not isinstance(new, Tensor) or new.shape != old.shape:
                 given = list(new.shape) if isinstance(new, Tensor) else f"a {type(new).__name__}"
@@ -310,6 +340,11 @@ class _PassEdit:
                 else torch.where(visible, new.to(old), old)
             )
         return edited[..., -n_keys:]
+
+    @staticmethod
+    def _of_all_keys(scores: Float[Tensor, "batch head row key"], n: int) -> Float[Tensor, "batch head row all_keys"]:
+        """Return scores over n keys, -inf at those that the model's cache has dropped."""
+        return pad(scores, (n - scores.shape[-1], 0), value=-torch.inf) if scores.shape[-1] < n else scores
 
     @torch.no_grad()
     def prove_last_row(self, scores_of_rows: Callable[[int, int], Float[Tensor, "batch head row key"]]) -> None:

@@ -19,7 +19,7 @@ from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
 from tl_posgen.models.session import Session, session_of
-from tl_posgen.rope.frequency_bands import PlaneChoice, planes_of
+from tl_posgen.rope.frequency_bands import PlaneChoice, booleans_as_mask, planes_of
 
 Limit: TypeAlias = int | float | Sequence[int | float] | Literal["quarter turn", "half turn"]
 TURNS = {"quarter turn": pi / 2, "half turn": pi}
@@ -67,8 +67,7 @@ def hold_planes(
         >>> torch.allclose(same, plain, atol=1e-4), torch.allclose(other, plain, atol=1e-4)
         (True, False)
     """
-    if isinstance(planes, Sequence) and planes and all(isinstance(plane, bool) for plane in planes):
-        planes = torch.tensor(planes)
+    planes = booleans_as_mask(planes)
     if not callable(planes) and not isinstance(planes, Tensor):
         require("planes", planes, Sequence[int] | Literal["all", "partial"])
         if not isinstance(planes, str):

@@ -43,10 +43,18 @@ ACROSS = ("condition", "gap", "prompt")
 
 
 def _panels(result: Any) -> dict[str, Any]:
-    """Return a panel each for text, copy and needle, with a curve a condition."""
+    """Return a panel each for text, copy and needle, with a curve a condition; beside text that without its first
+    half."""
     names = {str(name): result.measure.in_words(name) for name in result.trained["condition"].values}
+
+    def alone(numbers: Numbers) -> xr.DataArray:
+        return numbers.array("alone").expand_dims(gap=numbers.data["gap"].values)
+
     return {
-        "text": [(label, "loss", {"condition": name, "task": "text"}) for name, label in names.items()],
+        "text": [
+            *((label, "loss", {"condition": name, "task": "text"}) for name, label in names.items()),
+            ("nothing before the gap", alone),
+        ],
         "copy of the first half": [
             (label, "loss", {"condition": name, "task": "copy"}) for name, label in names.items()
         ],

@@ -192,7 +192,7 @@ def _swapped(layer: LayerCapture, q: Tensor, contents: Tensor) -> tuple[Tensor, 
         variances.append(scores.var(-1, correction=0))
         pairs = torch.randint(first, row + 1, (_N_PAIRS, 2), generator=generator)
         pairs = pairs[pairs[:, 0] != pairs[:, 1]].to(device)
-        attention = scores.softmax(-1)
+        attention = layer.attention(scores[:, None])[:, 0]
         weights = (attention[:, pairs[:, 0] - first] - attention[:, pairs[:, 1] - first]).abs()
         swaps.append((swap_scores(q[:, row], contents, turns, pairs, weights), weights.sum(-1)))
     total = torch.stack([weight for _, weight in swaps])

@@ -145,7 +145,12 @@ class PlaneUse(Measure):
         ),
         "first_length": Variable("length of the first key", "", "|k_0| / E|k_j|", HEAD, interval=True),
         "first_cosine": Variable(
-            "cosine of the first key", "", "cos(q_i, k_0) - E_j cos(q_i, k_j), rotated", HEAD, interval=True
+            "cosine of the first key",
+            "",
+            "cos(q_i, k_0) - E_j cos(q_i, k_j), rotated",
+            HEAD,
+            interval=True,
+            bounds=(-2, 2),
         ),
         "turns": Variable("turns in the context", "", "theta L / 2 pi", ("context", "layer", "plane")),
         "half_turn": Variable("half-turn plane", "", "its number", ("context", "layer"), compared=False),

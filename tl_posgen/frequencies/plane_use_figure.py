@@ -64,8 +64,9 @@ def draw_plane_use(result: Any) -> go.Figure:
         turns = data["turns"].sel(context=context).isel(layer=0)
         planes = turns["plane"].values[turns.values > 0]
         x = np.log10(turns.sel(plane=planes).values)
-        use = numbers.array("use").sel(layer=layers, plane=planes) * int(turns.notnull().sum())
-        ends = intervals_of(use.mean(HEAD))
+        n_planes = int(turns.notnull().sum())
+        use = numbers.array("use").sel(layer=layers, plane=planes) * n_planes
+        ends = intervals_of(use.mean(HEAD), (0, n_planes))
         value, low, high = (ends[end].values for end in ("value", "low", "high"))
         texts = [f"plane {plane}: {10**turn:.3g} turns" for plane, turn in zip(planes, x, strict=True)]
         width = 0.8 * float(np.abs(np.diff(x)).min()) if len(x) > 1 else 0.2

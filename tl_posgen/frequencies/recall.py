@@ -31,6 +31,7 @@ from tl_posgen.models.session import Session
 from tl_posgen.report.kinds import bars
 from tl_posgen.rope.rotation import Rope
 from tl_posgen.slash.band_ablation import ablate_bands
+from tl_posgen.stats.intervals import bounds_of_difference
 
 Where = Literal["mean", "zero"]
 LEAST = 4  # tokens of a copy
@@ -239,7 +240,7 @@ class Recall(Interventions):
         """Return x(unchanged) - x(condition) by condition, of the recall or another variable by copy."""
         values = numbers.array(name, condition=None)
         fall = values.sel(condition=UNTOUCHED, drop=True) - values.drop_sel(condition=UNTOUCHED)
-        return numbers.along(fall, "condition")
+        return numbers.along(fall, "condition", bounds_of_difference(numbers.bounds_of(name)))
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
         """Return a row a condition: recall and how far it falls, with the ends of the fall's interval; loss of the text

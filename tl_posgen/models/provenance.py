@@ -141,6 +141,7 @@ def provenance_of(
         "parameters": session.backend.n_parameters(),
         "seed": seed,
         "nulls": {kind: list(seeds) for kind, seeds in nulls.items()},
+        **({"random_init": session.backend.drawing_rule(origin)} if nulls.get("random init") else {}),
         "mask": "causal, and the window of each layer that has one",
         "versions": dict(versions()),
     }

@@ -22,6 +22,7 @@ import xarray as xr
 
 from tl_posgen.core.measure import ENDS, HEAD
 from tl_posgen.core.number import mean_of_nulls
+from tl_posgen.core.numbers import range_of
 from tl_posgen.models.loading.null_kinds import NULL_KINDS
 from tl_posgen.report.figures import (
     AT_START,
@@ -65,7 +66,7 @@ def _drawn(result: Any, panels: Mapping[str, Sequence[Curve]], along: str) -> It
             array: Any = (
                 variable(numbers) if callable(variable) else numbers.array(variable, **{along: None} | dict(*labels))
             )
-            bounds = None if callable(variable) else numbers.bounds_of(variable)
+            bounds = range_of(array) if callable(variable) else numbers.bounds_of(variable)
             at_places = numbers.along(array, along, bounds)
             nulls = {
                 kind: [mean_of_nulls(number.by_null.get(kind, ())).value for number in at_places.values()]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -30,9 +31,8 @@ def planes_of(rope: Rope, choice: PlaneChoice, name: str = "") -> Bool[Tensor, "
         >>> planes_of(rope, [0, 2]).tolist(), planes_of(rope, lambda rope: rope.inv_freq < 0.5).tolist()
         ([True, False, True], [False, True, True])
     """
-    chosen, n, of = choice(rope) if callable(choice) else choice, len(rope.inv_freq), f"{name}: " if name else ""
-    if isinstance(chosen, Sequence) and chosen and all(isinstance(plane, bool) for plane in chosen):
-        chosen = torch.tensor(chosen)
+    chosen = booleans_as_mask(choice(rope) if callable(choice) else choice)
+    n, of = len(rope.inv_freq), f"{name}: " if name else ""
     if isinstance(chosen, Sequence) and all(
         isinstance(plane, Integral) and not isinstance(plane, bool) for plane in chosen
     ):
@@ -51,6 +51,17 @@ def planes_of(rope: Rope, choice: PlaneChoice, name: str = "") -> Bool[Tensor, "
     if chosen.shape != (n,):
         raise InputError(f"{of}{list(chosen.shape)} booleans, and there are {n} planes")
     return chosen
+
+
+def booleans_as_mask(choice: Any) -> Any:
+    """Return a list of booleans as a tensor; any other choice of planes as it is.
+
+    Example:
+        >>> booleans_as_mask([True, False]).tolist(), booleans_as_mask([1, 0])
+        ([True, False], [1, 0])
+    """
+    is_booleans = isinstance(choice, Sequence) and choice and all(isinstance(plane, bool) for plane in choice)
+    return torch.tensor(choice) if is_booleans else choice
 
 
 def bands_by_thirds(n_planes: int) -> Bool[Tensor, "band=3 plane"]:

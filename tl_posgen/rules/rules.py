@@ -240,7 +240,7 @@ class Rules(Interventions):
             {
                 "all keys": [("recall", "recall")],
                 "without the first key": [
-                    ("recall", lambda numbers: numbers.array("recall", rule=None, first_token=False))
+                    ("recall", "recall", {"first_token": False}),
                 ],
             },
             "rule",
@@ -331,7 +331,7 @@ class Rules(Interventions):
     def findings(self, numbers: Numbers) -> list[str]:
         rises, (*rules, drawn, _) = self.rises(numbers), self.labels()["rule"]
         recalls = {rule: numbers("recall", rule=rule) for rule in rules}
-        recalls[drawn] = numbers.number(numbers.array("recall", rule=drawn))  # of drawn keys no more is said
+        recalls[drawn] = numbers.number(numbers.array("recall", rule=drawn), (0, 1))  # of drawn keys no more is said
         best = max(rules, key=lambda rule: recalls[rule].value)
         without_first = {rule: numbers("recall", rule=rule, first_token=False) for rule in recalls}
         phrases = [

@@ -47,8 +47,9 @@ class Slash(Dominance):
     reaches kappa itself, as in short prompts, when it reaches twice that.
 
     Highest scores are over D < N/2, as the last D are means over few queries. Without the first token its column is
-    removed and the rows are renormalised. Spectra are of Q and K before RoPE, after qk-norm. Everything is the mean
-    over prompts.
+    removed and the rows are renormalised; its own row, which has no key left, does not count. `first_token`, the
+    attention that it takes, has that row; the one of `variance` is of the queries behind it. Spectra are of Q and K
+    before RoPE, after qk-norm. Everything is the mean over prompts.
 
     Args:
         kappa: slash score that makes a head dominant at one of `distances`; twice uniform attention's where that

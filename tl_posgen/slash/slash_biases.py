@@ -127,7 +127,7 @@ class SlashBiases(Dominance):
         measured, by_start = layer.shared(statistics_of), []
         for first in starts_of(layer):
             n = layer.length - first
-            alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window)
+            alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window, layer.sink_logits())
             values = {"score": measured.score[first, :, :n], "alone": alone}
             by_start.append(values | {"uniform": measured.uniform[first, :n]})
         return by_start[0], by_start[1]

@@ -120,6 +120,7 @@ class Sources(Measure):
             description="1 - score without the source's constant in the keys / score",
             dims=_OF_SOURCE,
             interval=True,
+            bounds=(-np.inf, 1),
         ),
         "constant_energy": Variable("energy of the constant", "", "|E k_s|^2", _OF_SOURCE),
         "rho": Variable.correlation(

@@ -147,6 +147,16 @@ def jackknife_interval(
     return _within_bounds(value, half, mean, bounds)
 
 
+def bounds_of_difference(bounds: Bounds | None) -> Bounds | None:
+    """(lowest - highest, highest - lowest): the range of the difference of two numbers in these bounds; None for none.
+
+    Example:
+        >>> bounds_of_difference((0, 1)), bounds_of_difference((-1, 1))
+        ((-1, 1), (-2, 2))
+    """
+    return None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
+
+
 def difference_interval(
     first: Sequence[Float[np.ndarray, "*measure"]], second: Sequence[Float[np.ndarray, "*measure"]]
 ) -> Ends:

@@ -210,7 +210,7 @@ def test_the_null_is_the_same_kind_of_object_with_other_weights_and_says_what_it
     assert not torch.allclose(logits(null), logits(llama), atol=1e-2)
     assert torch.equal(null.to_tokens("a cat"), llama.to_tokens("a cat"))
     origin = session_of(null).origin
-    assert (origin.seed, origin.initialisation) == (5, "transformers, LlamaForCausalLM")
+    assert (origin.seed, origin.initialisation) == (5, "transformers, LlamaForCausalLM, initializer_range 0.02")
     assert origin.name == session_of(llama).origin.name
 
 
@@ -228,7 +228,7 @@ def test_a_hooked_transformer_made_from_a_cfg_has_a_null_from_that_cfg():
     assert torch.equal(logits(null), logits(random_like(model, seed=2)))
     assert not torch.allclose(logits(null), logits(model))
     assert null.blocks[0].attn.W_Q.std().item() == pytest.approx(cfg.initializer_range, rel=0.1)
-    assert session_of(null).origin.initialisation == "HookedTransformer, init_mode gpt2"
+    assert session_of(null).origin.initialisation == "HookedTransformer, init_mode gpt2, initializer_range 0.141421"
     assert model.cfg.seed == 1
 
 
@@ -303,7 +303,7 @@ def test_a_model_in_memory_has_the_random_inits_of_the_same_model_from_its_direc
     assert len({fingerprint(session_of(null)) for null in nulls}) == 1
     assert session_of(in_memory).label == f"{place.name}, weights in memory"
     assert session_of(in_memory).origin.initialisation is None
-    assert session_of(nulls[0]).origin.initialisation == "transformers, LlamaForCausalLM"
+    assert session_of(nulls[0]).origin.initialisation == "transformers, LlamaForCausalLM, initializer_range 0.02"
 
 
 def test_a_tokenizer_made_in_memory_will_do(family_directory, backend):

@@ -210,7 +210,7 @@ class Backend(ABC):
                 hf_model = AutoModelForCausalLM.from_config(copy.deepcopy(origin.config), **options).eval()
             if not drawn:
                 hf_model.tie_weights()  # which transformers does as it draws them
-            rules.append(f"transformers, {type(hf_model).__name__}")
+            rules.append(rule_of_draws(type(hf_model), hf_model.config))
             with torch.no_grad():
                 for parameter in () if drawn else hf_model.parameters():
                     parameter.zero_()
@@ -226,9 +226,28 @@ class Backend(ABC):
 
         return build(make, self.model.tokenizer, origin.name, str(weight.device), self.name), rules[0]
 
+    def drawing_rule(self, origin: Origin) -> str:
+        """Return the name of the rule by which `random_init` draws, without drawing."""
+        from transformers import AutoModelForCausalLM
+
+        return rule_of_draws(AutoModelForCausalLM._model_mapping.get(type(origin.config), None), origin.config)
+
     @abstractmethod
     def copy(self, origin: Origin) -> Model:
         """Make a model with the same weights that shares nothing with this one, and without its hooks."""
+
+
+def rule_of_draws(model_class: Any, config: Any) -> str:
+    """Return by which rule transformers draws the weights of a class of models; None for one that it does not have."""
+    from transformers import PreTrainedModel
+
+    if model_class is None:
+        return f"transformers, {config.model_type} of its own code"
+    rule = f"transformers, {model_class.__name__}"
+    if (std := getattr(config.get_text_config(), "initializer_range", None)) is not None:
+        rule += f", initializer_range {std:g}"
+    own = model_class._init_weights is not PreTrainedModel._init_weights
+    return f"{rule}, its own _init_weights" if own else rule
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

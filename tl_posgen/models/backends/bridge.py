@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import InputError, UnsupportedModelError
-from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, split_heads
+from tl_posgen.models.backends.backend import Backend, KeyValueContext, Origin, Read, rule_of_draws, split_heads
 from tl_posgen.models.backends.fused_bridge import attention_scale, fused_bridge
 from tl_posgen.models.conversion.convert import copy_tables
 from tl_posgen.models.conversion.files import first_line
@@ -200,6 +200,10 @@ class Bridge(Backend):
     def random_init(self, origin: Origin, *, moved: bool = False, drawn: bool = True) -> tuple[Model, str]:
         config = origin.config or self.model.original_model.config
         return super().random_init(replace(origin, config=config), moved=moved, drawn=drawn)
+
+    def drawing_rule(self, origin: Origin) -> str:
+        hf_model = self.model.original_model
+        return rule_of_draws(type(hf_model), origin.config or hf_model.config)
 
     def device_map(self) -> dict[str, Any] | None:
         return getattr(self.model.original_model, "hf_device_map", None)

@@ -126,7 +126,13 @@ class Hooked(Backend):
         if origin.config is not None:
             return super().random_init(origin, moved=moved, drawn=drawn)
         drawn_model = self._anew(init_weights=True)
-        return drawn_model, f"HookedTransformer, init_mode {drawn_model.cfg.init_mode}"
+        return drawn_model, self.drawing_rule(origin)
+
+    def drawing_rule(self, origin: Origin) -> str:
+        if origin.config is not None:
+            return super().drawing_rule(origin)
+        cfg = self.model.cfg
+        return f"HookedTransformer, init_mode {cfg.init_mode}, initializer_range {cfg.initializer_range:g}"
 
     def copy(self, origin: Origin) -> Model:
         copied = self._anew(init_weights=False)

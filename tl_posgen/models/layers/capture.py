@@ -189,14 +189,21 @@ class LayerCapture:
         Raises:
             UnsupportedModelError: sinks that the layer's module does not hold.
         """
-        if not self.geometry.sinks:
-            return scores.softmax(-1)
-        if self.sinks is None:
+        sinks = self.sink_logits()
+        return scores.softmax(-1) if sinks is None else masked_softmax(scores, None, sinks)
+
+    def sink_logits(self) -> Float[Tensor, " head"] | None:
+        """Return `sinks` for attention that is made anew of scores, None where nothing joins the layer's softmax.
+
+        Raises:
+            UnsupportedModelError: sinks that the layer's module does not hold.
+        """
+        if self.geometry.sinks and self.sinks is None:
             raise UnsupportedModelError(
                 f"layer {self.layer}: something of its own joins the softmax, and its logits are not known, so that no "
                 "attention can be made of scores"
             )
-        return masked_softmax(scores, None, self.sinks)
+        return self.sinks if self.geometry.sinks else None
 
     def query_blocks(self) -> Iterator[tuple[int, int]]:
         """Yield (start, stop) of blocks of queries for `pattern_rows`, `attn_score_rows` and `score_rows`, so that no

@@ -36,7 +36,7 @@ def random_like(model: Model | Session, seed: int, device: str = "cpu") -> Model
         >>> from tl_posgen import load_model
         >>> null = random_like(load_model("mini"), seed=0)
         >>> session_of(null).origin.initialisation
-        'transformers, LlamaForCausalLM'
+        'transformers, LlamaForCausalLM, initializer_range 0.02'
     """
     return lay_by_rows(drawn_like(session_of(model), seed, device))
 

@@ -49,9 +49,9 @@ def fit_capture(
     """Return the fits of a layer with and without the first token, None where nothing would be left;
     `layer.shared(fit_capture)` keeps the usual ones.
 
-    Weighted by attention, every pair counts as softmax_j W_ij, what a sink takes left out. `iid_r` is then the r of the
-    same scores shuffled over the head's pairs, under the attention that they then make: weights that follow the scores
-    let a fit of anything look good.
+    Weighted by attention, every pair counts as softmax_j W_ij, less what the layer's own sinks take. `iid_r` is then
+    the r of the same scores shuffled over the head's pairs, under the attention that they then make: weights that
+    follow the scores let a fit of anything look good.
     """
     options = {"ridge": ridge, "gauge": gauge}
     if not isinstance(weights, str):
@@ -61,7 +61,7 @@ def fit_capture(
 
     def fit(scores: Float[Tensor, "head query key"], first_token: bool = True) -> ThreeAxisFit:
         pairs = CausalPairs(layer.length, layer.geometry.window, first_token)
-        return fit_pair_weights(scores, scores.softmax(-1), pairs, **options)
+        return fit_pair_weights(scores, layer.attention(scores), pairs, **options)
 
     full = replace(fit(scores), iid_r=fit(shuffled(scores)).r)
     return full, fit(scores, False) if layer.length > 1 else None

@@ -78,8 +78,9 @@ class Variance(Measure):
     estimator is not public. Both agree where q is small. Where biases make q large (Qwen2.5: more than half of the
     variance in 50 of 336 heads), r over all scores is near 1 whatever softmax sees.
 
-    Numbers are those without the first token, unless tokens="all" is asked for. Moments add up exactly over any number
-    of prompts; memory does not grow.
+    Numbers are those without the first token, as query and as key, unless tokens="all" is asked for. `first_token`, the
+    attention that it takes, is of the queries behind it, without its own row, which `slash` has. Moments add up exactly
+    over any number of prompts; memory does not grow.
 
     A soft cap is not part of w: the decomposition is of the scores before it. ALiBi is, as part of d.
 

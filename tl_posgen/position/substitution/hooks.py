@@ -365,7 +365,7 @@ def by_three_axis(capture: LayerCapture, weights: Weights | None = None) -> Floa
     """
     exact, window = capture.scores(), capture.geometry.window
     if isinstance(weights, str):
-        fit = fit_pair_weights(exact, double(exact).softmax(-1), CausalPairs(capture.length, window))
+        fit = fit_pair_weights(exact, capture.attention(double(exact)), CausalPairs(capture.length, window))
     else:
         distance_weights = (1.0,) if weights is None else weights
         fit = fit_three_axis(pair_moments_from_scores(exact, window=window, distance_weights=distance_weights))

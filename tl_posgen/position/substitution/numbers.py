@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import double
 from tl_posgen.errors import check_share
@@ -111,25 +112,38 @@ def attention_kl(
     exact: Float[Tensor, "head query key"],
     approximate: Float[Tensor, "head query key"],
     visible: Bool[Tensor, "query key"],
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "head query"]:
-    """KL(softmax(exact_i) || softmax(approximate_i)) in nats over the visible keys of each query, in float64."""
-    return kl_of_logs(log_attention(exact, visible), approximate, visible)
+    """KL(softmax(exact_i) || softmax(approximate_i)) in nats over the visible keys of each query, in float64.
+
+    Args:
+        sinks: logits that join each row's softmax: what they take is one outcome more.
+    """
+    return kl_of_logs(log_attention(exact, visible, sinks), approximate, visible, sinks)
 
 
 def log_attention(
-    scores: Float[Tensor, "head query key"], visible: Bool[Tensor, "query key"]
-) -> Float[Tensor, "head query key"]:
-    """Return ln softmax(scores_i) over the visible keys of each query, -inf elsewhere, in float64."""
-    return double(scores).masked_fill(~visible, -torch.inf).log_softmax(-1)
+    scores: Float[Tensor, "head query key"],
+    visible: Bool[Tensor, "query key"],
+    sinks: Float[Tensor, " head"] | None = None,
+) -> Float[Tensor, "head query outcome"]:
+    """Return ln softmax(scores_i) over the visible keys of each query, -inf elsewhere, in float64; in one column more
+    what the sinks take, where there are some."""
+    logits = double(scores).masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.to(logits)[:, None, None].expand(*logits.shape[:2], 1)], -1)
+    return logits.log_softmax(-1)
 
 
 def kl_of_logs(
-    log_p: Float[Tensor, "head query key"],
+    log_p: Float[Tensor, "head query outcome"],
     approximate: Float[Tensor, "head query key"],
     visible: Bool[Tensor, "query key"],
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> Float[Tensor, "head query"]:
     """Return `attention_kl` of the `log_attention` of exact scores."""
-    gap = torch.where(visible, log_p - log_attention(approximate, visible), 0.0)
+    outcomes = visible if sinks is None else pad(visible, (0, 1), value=True)
+    gap = torch.where(outcomes, log_p - log_attention(approximate, visible, sinks), 0.0)
     return (log_p.exp() * gap).sum(-1)
 
 

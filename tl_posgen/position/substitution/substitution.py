@@ -202,10 +202,11 @@ class Substitution(Interventions):
             }
             all_stand_ins = stand_ins | several_times
             all_stand_ins |= self._true_at_keys(all_stand_ins, *keys[capture.prompt])
-            log_p, seen, kl, r = log_attention(exact, visible), exact[:, visible], [], []
+            own_sinks = capture.sink_logits()
+            log_p, seen, kl, r = log_attention(exact, visible, own_sinks), exact[:, visible], [], []
             for by in (LayerCapture.scores, *all_stand_ins.values()):
                 scores = stand_in(capture, by, self.gamma, threshold=self.threshold)
-                kl.append(kl_of_logs(log_p, scores, visible).mean(1))
+                kl.append(kl_of_logs(log_p, scores, visible, own_sinks).mean(1))
                 r.append(pearson(seen, scores[:, visible]))
             values = {"attention_kl": torch.stack(kl), "r": torch.stack(r)}
             values |= {"first_is_sink": sinks[0].double(), "n_later_sinks": sinks[1:].double().sum()}

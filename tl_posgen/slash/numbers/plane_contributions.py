@@ -77,9 +77,12 @@ def constant_logit(
 
 
 def score_of_profile(
-    logit: Float[Tensor, "head distance"], window: int | None = None
+    logit: Float[Tensor, "head distance"], window: int | None = None, sinks: Float[Tensor, " head"] | None = None
 ) -> Float[Tensor, "head distance"]:
     r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance), all d in the window.
+
+    Args:
+        sinks: logits that join each row's softmax, a summand more of the denominator.
 
     Example:
         >>> score_of_profile(torch.zeros(1, 2)).tolist()
@@ -89,6 +92,8 @@ def score_of_profile(
     if window is not None:
         g = g.masked_fill(torch.arange(g.shape[-1], device=g.device) >= window, -torch.inf)
     log_normaliser = g.logcumsumexp(-1)
+    if sinks is not None:
+        log_normaliser = log_normaliser.logaddexp(sinks.to(g)[:, None])
     over_queries = (-log_normaliser).flip(-1).logcumsumexp(-1).flip(-1)
     return (g + over_queries).exp() / torch.arange(g.shape[-1], 0, -1, device=g.device)
 

@@ -30,7 +30,8 @@ class SlashStatistics:
     """SlashScore(D) = 1/(N-D) sum_{i=D}^{N-1} S_{i,i-D} of a causal pattern S, and further statistics of the same pass.
 
     Along `tokens`: all, and without the first token. Then its column is removed and each row renormalised [ours]; a
-    query with no key left attends nowhere, and the prompt is one token shorter: NaN at its last distance.
+    query with no key left attends nowhere, and the prompt is one token shorter, without the first one's row: NaN at its
+    last distance.
 
     Attributes:
         score: SlashScore at every distance, in [0, 1]. The paper's positions begin at 1, its sum at i = D+1.
