@@ -102,8 +102,10 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
     numbers: Any = xr.Variable("number", np.array(list(compared)))
     data: Any = xr.concat(list(compared.values()), numbers, data_vars="all", join="outer")
     if chosen:  # those that both have are compared
-        both = set.intersection(*chosen)
-        places = [[head_name(layer, head) in both for head in data["head"].values] for layer in data["layer"].values]
+        compared_heads = set.intersection(*chosen)
+        places = [
+            [head_name(layer, head) in compared_heads for head in data["head"].values] for layer in data["layer"].values
+        ]
         data["value"] = data["value"].where(xr.DataArray(places, dims=HEAD))
     labels = {name: ", ".join([shared[name][0].attrs["label"], *name.split(", ")[1:]]) for name in compared}
     times = Counter(labels.values())  # with the measure where two would be alike

@@ -136,8 +136,8 @@ class LayerEdit:
         self._stop_seeing()  # where the last pass ended in an error
         self.unedited = None
         if None in self._earlier():  # captures among them, which move behind the edits as the scores come
-            own = next(x for x in self._point.fwd_hooks if getattr(x.user_hook, "__self__", None) is self)
-            self._point.add_hook(self._see, prepend=True, is_permanent=own.is_permanent, level=own.context_level)
+            handle = next(x for x in self._point.fwd_hooks if getattr(x.user_hook, "__self__", None) is self)
+            self._point.add_hook(self._see, prepend=True, is_permanent=handle.is_permanent, level=handle.context_level)
             self.seeing = self._point.fwd_hooks[0]
 
     def _see(self, attn_scores: Tensor, hook: object) -> None:

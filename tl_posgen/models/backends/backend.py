@@ -246,8 +246,8 @@ def rule_of_draws(model_class: Any, config: Any) -> str:
     rule = f"transformers, {model_class.__name__}"
     if (std := getattr(config.get_text_config(), "initializer_range", None)) is not None:
         rule += f", initializer_range {std:g}"
-    own = model_class._init_weights is not PreTrainedModel._init_weights
-    return f"{rule}, its own _init_weights" if own else rule
+    overridden = model_class._init_weights is not PreTrainedModel._init_weights
+    return f"{rule}, its own _init_weights" if overridden else rule
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:
