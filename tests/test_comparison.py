@@ -1,6 +1,7 @@
 """Two reports side by side: differences per head, with intervals that are paired where the prompts are the same."""
 
 import copy
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -261,10 +262,10 @@ def test_sentences_table_and_pictures_name_both_sides(intact, ablated, tmp_path)
     report = tl_posgen.compare(intact, ablated, names=("intact", "ablated"))
     assert report.findings()[0].startswith("From intact to ablated, intervals paired by prompt: ")
     assert "(random init" in report.findings()[1]
-    change = report["comparison"].trained["change"].sel(end="value", number="three_axis_r_within_rows")
-    layer, head = change.to_series().abs().idxmax()
-    [said] = [one for one in report.findings() if one.startswith("r within rows: ")]
-    assert said.endswith(f"; most in L{layer}H{head} ({float(change.sel(layer=layer, head=head)):+.3f}).")
+    change = report["comparison"].trained["change"].sel(number="three_axis_r_within_rows")
+    assert not ((change.sel(end="low") > 0) | (change.sel(end="high") < 0)).any()
+    [said] = [line for line in report.findings() if line.startswith("r within rows: ")]
+    assert said.endswith("; in 0 of 16 heads the interval leaves out zero.")  # so none is named
     assert tl_posgen.compare(intact, intact).findings()[1:] == ["No head changes."]
     rounded = {name: replace(one, dataset=one.dataset + 1e-5) for name, one in intact.items()}
     nearly = Report(rounded, intact.provenance)
@@ -409,3 +410,32 @@ def test_the_frame_has_the_value_of_heads_that_are_defined_on_one_side_only():
 
 
 CHANGE = ("change", "change, low", "change, high")
+
+
+def test_a_sentence_names_the_largest_of_heads_whose_interval_leaves_out_zero():
+    cut = {"measures": "variance", "length": 24, "n_prompts": 4, "nulls": 0, "progress": False}
+    first, second = (tl_posgen.analyze("mini", text, **cut) for text in (bundled_text(), bundled_text()[20_000:]))
+    result = tl_posgen.compare(first, second, names=("one", "other"))["comparison"]
+    change, named = result.trained["change"], 0
+    for number, label in zip(change["number"].values, result.trained["label"].values, strict=True):
+        sentence = next((line for line in result.findings() if f"{label}: " in line), "")
+        if found := re.search(r"most of these in L(\d+)H(\d+)", sentence):
+            value, low, high = (change.sel(number=number, end=end) for end in ("value", "low", "high"))
+            sure = abs(value.where((low > 0) | (high < 0)))
+            assert float(sure.sel(layer=int(found[1]), head=int(found[2]))) == float(sure.max())
+            named += 1
+    assert named
+
+
+def test_numbers_of_different_units_are_not_averaged():
+    cut = {"measures": "variance", "length": 24, "n_prompts": 4, "nulls": 0, "progress": False}
+    report = tl_posgen.analyze("mini", bundled_text(), **cut)
+    with pytest.raises(InputError, match="different units; give number=, one of"):
+        tl_posgen.compare(report, report)["comparison"].numbers("change")
+
+
+def test_reports_of_other_options_say_so():
+    cut = {"length": 24, "n_prompts": 4, "nulls": 0, "progress": False}
+    reports = [tl_posgen.analyze("mini", bundled_text(), measures=[ThreeAxis(ridge=r)], **cut) for r in (0.0, 5.0)]
+    sentences = tl_posgen.compare(*reports)["comparison"].findings()
+    assert any("other options, by which alone numbers differ: three_axis ridge 0.0 and 5.0" in line for line in sentences)

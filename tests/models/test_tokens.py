@@ -106,7 +106,7 @@ def test_ids_are_taken_as_they_are(llama):
         ([], {}, "not empty"),
         (["abc", ""], {}, "empty"),
         (torch.tensor([[5]]), {}, "only 1 token"),
-        ("abc", {"length": 10, "n_prompts": 1}, r"there are 3 tokens in 1 text\(s\), .* 1 prompts of 10 tokens"),
+        ("abc", {"length": 10, "n_prompts": 1}, r"there are 3 tokens in 1 text, .* 1 prompts of 10 tokens"),
         ("abc", {"n_prompts": 2}, "2 prompts"),
         (TEXT, {"length": 1}, "length=1: give a whole number, 2 or more"),
         (TEXT, {"length": 8, "n_prompts": 0}, "n_prompts=0: give a whole number, 1 or more"),

@@ -197,10 +197,12 @@ class Result:
         labels = [TRAINED] if of == TRAINED else self.numbers.labels_by_null.get(of, [])
         if tuple(self.measure.rows) != HEAD or not labels:
             return None
-        each = [self._headlines(self.trained if of == TRAINED else self._of_init(label)) for label in labels]
+        headlines = [self._headlines(self.trained if of == TRAINED else self._of_init(label)) for label in labels]
         columns = {
-            column: array if len(each) == 1 else xr.concat([these[column][0] for these in each], "init").mean("init")
-            for column, (array, _, _) in each[0].items()
+            column: array
+            if len(labels) == 1
+            else xr.concat([by_column[column][0] for by_column in headlines], "init").mean("init")
+            for column, (array, _, _) in headlines[0].items()
         }
         if not columns:
             return None
@@ -210,7 +212,7 @@ class Result:
             names = [head_name(*place) for place in zip(frame["layer"], frame["head"], strict=True)]
             frame = frame[[name in self.provenance["heads"] for name in names]]
         frame = frame.dropna(how="all", subset=list(columns)).reset_index(drop=True)  # a layer with fewer heads
-        return self._with_whole(frame, variables) if len(each) == 1 else frame
+        return self._with_whole(frame, variables) if len(labels) == 1 else frame
 
     def headline_labels(self) -> dict[str, tuple[str, str]]:
         """Return, for every column of `headline_frame`, its short heading and its label."""

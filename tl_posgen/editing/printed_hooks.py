@@ -75,7 +75,7 @@ def printing_call(function: Callable[_Given, HookList]) -> Callable[_Given, Hook
 
 def _made_by(value: Callable[..., Any]) -> str:
     """Return the name of a function; of one that another made, that name with what it was given: "by_split(..)"."""
-    function: Any = getattr(value, "func", value)
+    function: Any = inspect.unwrap(getattr(value, "func", value))
     name, inner, _ = getattr(function, "__qualname__", type(value).__name__).partition(".<locals>")
     if not inner or not inspect.isfunction(function):
         return name
