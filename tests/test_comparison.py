@@ -419,7 +419,7 @@ def test_a_sentence_names_the_largest_of_heads_whose_interval_leaves_out_zero():
     change, named = result.trained["change"], 0
     for number, label in zip(change["number"].values, result.trained["label"].values, strict=True):
         sentence = next((line for line in result.findings() if f"{label}: " in line), "")
-        if found := re.search(r"most of these in L(\d+)H(\d+)", sentence):
+        if found := re.search(r"the largest change in L(\d+)H(\d+)", sentence):
             value, low, high = (change.sel(number=number, end=end) for end in ("value", "low", "high"))
             sure = abs(value.where((low > 0) | (high < 0)))
             assert float(sure.sel(layer=int(found[1]), head=int(found[2]))) == float(sure.max())
@@ -438,4 +438,4 @@ def test_reports_of_other_options_say_so():
     cut = {"length": 24, "n_prompts": 4, "nulls": 0, "progress": False}
     reports = [tl_posgen.analyze("mini", bundled_text(), measures=[ThreeAxis(ridge=r)], **cut) for r in (0.0, 5.0)]
     sentences = tl_posgen.compare(*reports)["comparison"].findings()
-    assert any("by which alone numbers differ: three_axis ridge 0.0 and 5.0" in line for line in sentences)
+    assert any("which alone make numbers differ: three_axis ridge 0.0 and 5.0" in line for line in sentences)

@@ -310,10 +310,10 @@ class Comparison(Measure):
             kind = "too few prompts for intervals"
         names = f"From {numbers.attrs['first']} to {numbers.attrs['second']}"
         cuts = numbers.attrs.get("cuts")
-        moved = f"The reports are of {cuts}: by that alone numbers differ, those of null models too."
+        moved = f"The reports are of {cuts}: that alone makes numbers differ, those of null models too."
         moved = [moved] if cuts else []
         if options := numbers.attrs.get("options"):
-            moved.append(f"The reports were measured with other options, by which alone numbers differ: {options}.")
+            moved.append(f"The reports were measured with other options, which alone make numbers differ: {options}.")
         return [f"{names}, {heads}{kind}: {lines[0]}", *moved, *lines[1:]]
 
     def _sentence(self, numbers: Numbers, number: str) -> str:
@@ -331,7 +331,7 @@ class Comparison(Measure):
         most = ""
         if len(changes):
             layer, head = changes.abs().idxmax()
-            most = f"{', most of these' if n_known else '; most'} in "
+            most = f"{', the largest change' if n_known else '; most'} in "
             most += f"{HeadNumber(int(layer), int(head), Number(float(changes[layer, head]))):+.3f}"
         lost = int((numbers.data["value"].sel(number=number).notnull().sum("report") == 1).sum())
         left_out = f"; {counted(lost, 'head')} defined on one side only, left out" if lost else ""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tl_posgen import hooks
-from tl_posgen.hooks import ablate_heads, at_dummy_distance, by_split, substitute, triangle
+from tl_posgen.hooks import ablate_heads, at_dummy_distance, by_split, replace_scores, substitute, triangle
 
 POINTS = "attn.hook_q, attn.hook_k, attn.hook_attn_scores"
 
@@ -45,3 +45,18 @@ def test_every_function_of_the_namespace_that_returns_hooks_prints_them():
     ]
     assert len(returning) > 15
     assert all(hasattr(one, "__wrapped__") for one in returning)
+
+
+def test_functions_that_hold_themselves_or_what_comes_later_are_printed_too(mini):
+    def made(part):
+        def scores(capture):
+            return scores(capture) if part is None else later(capture)
+
+        hooks_of_scores = replace_scores(mini, scores, heads="L0H1")
+        later = None
+        return hooks_of_scores
+
+    printed = repr(made("content"))
+    assert printed.startswith("replace_scores(test_functions_that_hold_themselves_or_what_comes_later_are_printed_too(")
+    assert "part='content'" in printed
+    assert repr(replace_scores(mini, lambda capture: capture.scores())).startswith("replace_scores(test_functions")

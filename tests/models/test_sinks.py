@@ -199,4 +199,19 @@ def test_slash_scores_by_biases_and_by_mean_vectors_have_the_sinks(directory):
                 layer.self_attn.get_parameter(part).fill_(value)
     report = tl_posgen.analyze(model, TOKENS, measures=["slash_biases", "slash_planes"], **QUIET)
     for name, variable in (("slash_biases", "alone"), ("slash_planes", "predicted")):
-        assert 0 < float(report[name].trained[variable].max()) < 0.05
+        assert 0 < float(report[name].trained[variable].sel(tokens="all").max()) < 0.05
+
+
+def test_scores_of_a_logit_without_the_first_token_are_shared_among_keys_alone(directory):
+    """Measured scores without the first token are of attention over the other keys, which has no sink's share."""
+    model = load_model(directory, backend="bridge")
+    with torch.no_grad():
+        for layer in model.original_model.model.layers:
+            layer.self_attn.sinks.copy_(torch.tensor([-2.0, 0.0, 1.0, 3.0]))
+            for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+                projection.weight.zero_()  # the biases alone make the scores
+                projection.bias.normal_()
+    found = tl_posgen.analyze(model, TOKENS, measures="slash_biases", **QUIET)["slash_biases"].trained
+    for tokens in ("all", "without first"):
+        score, alone = (found[name].sel(tokens=tokens).values for name in ("score", "alone"))
+        np.testing.assert_allclose(alone, score, atol=1e-5, equal_nan=True)

@@ -348,8 +348,10 @@ def _parse_nulls(words: str) -> Any:
             f"--nulls {words!r}: write how many random inits, 0 for no null model; or seeds by kind, such as "
             "'random init: 0-2; shuffled: 0'"
         )
-    kinds = [part.partition(":") for part in words.split(";")]
-    names = [kind.strip() for kind, _, _ in kinds]
+    kinds = [[side.strip() for side in part.split(":", 1)] for part in words.split(";") if part.strip()]
+    names = [kind for kind, *_ in kinds]
     if twice := [kind for kind in names if names.count(kind) > 1]:
         raise InputError(f"--nulls {words!r}: {twice[0]} is given twice; give all its seeds at once, such as 0,1")
-    return {kind.strip(): parse_indices(seeds.strip(), "--nulls") for kind, _, seeds in kinds}
+    if wrong := [kind for kind, *seeds in kinds if not seeds or not seeds[0] or ":" in seeds[0]]:
+        raise InputError(f"--nulls {words!r}: give each kind its seeds, kinds parted by ;, such as '{wrong[0]}: 0,1'")
+    return {kind: parse_indices(seeds, f"--nulls {kind}:") for kind, seeds in kinds}

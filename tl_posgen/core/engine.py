@@ -109,8 +109,8 @@ def analyze(
             `tl_posgen.logit_difference(...)`. Titles name it; sentences, tables and axes speak of the metric, without a
             unit, but the cloze and random copies keep to the loss. Shares recovered, cost and harm take higher as
             worse: give the negative of a metric where lower is worse.
-        after: finished results (a `Report`, say) of the same model, prompts and nulls: what a measure needs of them is
-            taken from there and not measured again.
+        after: finished results (a `Report`, say) of the same model, prompts, nulls, options, seed and first, without
+            hooks and metric: what a measure needs of them is taken from there and not measured again.
         skip_unsupported: leave out measures that this model does not allow, with a message, instead of refusing.
         streaming: whether forward passes form no [query, key] matrix, see `tl_posgen.streaming`; if left out, those of
             prompts longer than 1,024 tokens where the model allows it.
@@ -158,7 +158,7 @@ def analyze(
         raise InputError(f"keep: another run cannot know what {of_functions[0]}; give one of them")
     of_functions += ["hooks on the model do"] * bool(there_before)
     if finished and of_functions:
-        raise InputError(f"after: nothing tells whether {of_functions[0]} the same as then; leave one of them out")
+        raise InputError(f"after: a finished result cannot know what {of_functions[0]}; leave one of them out")
     matrices = max((measure.matrices for measure in to_measure), default=0)
     one_by_one = bool(fwd_hooks or there_before)
     choices = Choices(streaming, matrices, metric, one_by_one, None if first is None else first_id(session, first))

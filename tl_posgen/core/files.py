@@ -20,7 +20,7 @@ from xarray.backends import H5NetCDFStore
 
 from tl_posgen.errors import InputError, OutputError, PosgenError
 
-FORMAT = 3  # of saved results; raised when this version can no longer read them as they were
+FORMAT = 4  # of saved results; raised when this version can no longer read them as they were
 _PARTIAL = ".partial-"  # prefix of directories for unfinished files
 _REPORT = ("index.html", "results.nc", "summary.json")  # the files of a report
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"

@@ -60,9 +60,10 @@ class Numbers:
     def __call__(self, name: str, **labels: Any) -> Number:
         array = self.array(name, **labels)
         if "number" in array.dims:  # of a comparison
+            known = [repr(str(number)) for number in array["number"].values]
+            listed = ", ".join(known[:_MOST_SHOWN]) + ", .." * (len(known) > _MOST_SHOWN)
             raise InputError(
-                f"{self.measure.name}.{name} is of numbers in different units; give number=, one of "
-                f"{', '.join(map(str, array['number'].values))}"
+                f"{self.measure.name}.{name} is of numbers in different units; give number=, one of {listed}"
             )
         number = self.number(array, self.bounds_of(name))
         return replace(number, judged=name in self.measure.variables and self.measure.variables[name].judged)

@@ -234,7 +234,8 @@ class Report(Mapping[str, Result]):
         """Write index.html, summary.json and results.nc into `directory`, each whole; returns index.html.
 
         Args:
-            force: replace what another analysis left there; its own report of before is always replaced.
+            force: replace what another analysis left there; its own report of before is always replaced, unless it is
+                under hooks or a metric, of which only names are known.
 
         Raises:
             OutputError: the directory holds another report, or cannot be written.

@@ -407,7 +407,8 @@ class Result:
         view("result in a cell")(self).display(repr(self))
 
     def __repr__(self) -> str:
-        return shown_as(f"Result({self.name}; {self.trained.attrs.get('model', 'model')}", [self], self.sentences)
+        name = f"{type(self).__name__}({self.name}; {self.trained.attrs.get('model', 'model')}"
+        return shown_as(name, [self], self.sentences)
 
 
 def shown_as(name: str, results: Iterable[Result], sentences: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ def load(path: str | os.PathLike) -> Report:
             raise InputError(f"{path}: does not exist; give the directory of a report, or its .nc file")
         groups = read_netcdf(path)
         attributes = groups["/"].attrs
-        if (version := attributes["format"]) in (1, 2):
+        if 1 <= (version := attributes["format"]) < FORMAT:
             then = f"tl_posgen 0.{int(version) + 1}"
             remedy = f"measure again, or load it with {then}"
             raise InputError(f"{path}: saved by {then}, whose files this version cannot read; {remedy}")

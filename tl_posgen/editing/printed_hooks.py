@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import wraps
 from typing import Any, ParamSpec
@@ -73,14 +74,23 @@ def printing_call(function: Callable[_Given, HookList]) -> Callable[_Given, Hook
     return printing
 
 
+def _name_of(value: Callable[..., Any]) -> str:
+    """Return the name of a function, or of the one that made it."""
+    function: Any = inspect.unwrap(getattr(value, "func", value))
+    return getattr(function, "__qualname__", type(value).__name__).partition(".<locals>")[0]
+
+
 def _made_by(value: Callable[..., Any]) -> str:
     """Return the name of a function; of one that another made, that name with what it was given: "by_split(..)"."""
-    function: Any = inspect.unwrap(getattr(value, "func", value))
-    name, inner, _ = getattr(function, "__qualname__", type(value).__name__).partition(".<locals>")
-    if not inner or not inspect.isfunction(function):
+    function, name = inspect.unwrap(getattr(value, "func", value)), _name_of(value)
+    if not inspect.isfunction(function):
         return name
-    given = {key: _brief(of) for key, of in inspect.getclosurevars(function).nonlocals.items()}
-    return f"{name}({', '.join(f'{key}={of}' for key, of in given.items() if not of.endswith('..'))})"
+    given = dict[str, str]()
+    for key, held in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # what is bound later
+            given[key] = _brief(held.cell_contents, depth=0)
+    written = [f"{key}={of}" for key, of in given.items() if not of.endswith("..")]
+    return f"{name}({', '.join(written)})" if written else name
 
 
 def _layers_in_words(layers: list[int]) -> str:
@@ -92,8 +102,8 @@ def _layers_in_words(layers: list[int]) -> str:
     return f" of layer{'s' * (len(layers) > 1)} {numbers}"
 
 
-def _brief(value: Any) -> str:
-    """Return an argument in a few letters."""
+def _brief(value: Any, depth: int = 1) -> str:
+    """Return an argument in a few letters; of functions what they hold, down to this depth."""
     if isinstance(value, Tensor):
         return f"tensor{list(value.shape)}"
     if isinstance(value, pd.DataFrame):
@@ -102,6 +112,6 @@ def _brief(value: Any) -> str:
         names = [head_name(*place) for place in zip(value["layer"], value["head"], strict=True)]
         return f"[{', '.join(names[:_MOST_HEADS])}{', ..' * (len(names) > _MOST_HEADS)}]"
     if callable(value := getattr(value, "scores_of", value)) and not is_dataclass(value):
-        return _made_by(value)
+        return _made_by(value) if depth else _name_of(value)
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.."

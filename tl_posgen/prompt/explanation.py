@@ -270,11 +270,14 @@ class ScoreTerms(Measure):
         ]
 
     def table(self, numbers: Numbers) -> pd.DataFrame:
-        """Return one row a key, most attention first: attention, score less the baseline, and its terms."""
+        """Return one row a key, the shown one and the baseline's first, then most attention: attention, score less the
+        baseline, and its terms."""
         terms = _frame_of(numbers.data, ("term",)).pivot(index="key", columns="term", values="contribution")
         head = numbers.data[["attention", "score"]].to_dataframe()[["token", "attention", "score"]]
         table = head.join(pd.DataFrame(terms[shown_terms(numbers.data)[1:]])).reset_index()
-        return table.iloc[np.argsort(-abs(table["attention"].to_numpy()), kind="stable")].reset_index(drop=True)
+        shown = [_key_of(numbers.data), numbers.attrs.get("against_key")]
+        rank = -abs(table["attention"]) - table["key"].isin(shown) - (table["key"] == shown[0])
+        return table.iloc[np.argsort(rank.to_numpy(), kind="stable")].reset_index(drop=True)
 
 
 def explanation_of(data: xr.Dataset, provenance: Mapping[str, Any], row: Row | None = None) -> Explanation:

@@ -127,7 +127,8 @@ class SlashBiases(Dominance):
         measured, by_start = layer.shared(statistics_of), []
         for first in starts_of(layer):
             n = layer.length - first
-            alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window, layer.sink_logits())
+            sinks = None if first else layer.sink_logits()  # scores without the first token are of the other keys alone
+            alone = score_of_profile(_logit_of_biases(layer, n), layer.geometry.window, sinks)
             values = {"score": measured.score[first, :, :n], "alone": alone}
             by_start.append(values | {"uniform": measured.uniform[first, :n]})
         return by_start[0], by_start[1]

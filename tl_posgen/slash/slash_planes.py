@@ -151,7 +151,8 @@ class SlashPlanes(Dominance):
             chosen[..., -1] = planes.gather(-1, best[:, None, None].expand(-1, planes.shape[1], 1))[..., 0]
             tops = [spectrum.top for spectrum in layer.shared(spectra_of, first).values()]
             logit = rank_one_logit(q, k, geometry.rope, geometry.scale, tops)
-            predicted = score_of_profile(logit, geometry.window, layer.sink_logits())
+            sinks = None if first else layer.sink_logits()  # scores without the first token are of the other keys alone
+            predicted = score_of_profile(logit, geometry.window, sinks)
             values = {"contribution": chosen.mT, "predicted": predicted, "score": score}
             by_start.append(values | {"uniform": measured.uniform[first, :n]})
         return by_start[0], by_start[1]

@@ -82,7 +82,8 @@ def score_of_profile(
     r"""1/(N-D) sum_{i>=D} e^{g(D)} / sum_{d<=i} e^{g(d)}: slash scores of a logit g(distance), all d in the window.
 
     Args:
-        sinks: logits that join each row's softmax, a summand more of the denominator.
+        sinks: logits that join each row's softmax, a summand more of the denominator; None for scores of attention that
+            is shared among the keys alone.
 
     Example:
         >>> score_of_profile(torch.zeros(1, 2)).tolist()
