@@ -291,13 +291,14 @@ def test_a_file_cut_short_or_with_more_behind_it_is_refused(whole, count):
 
 FOREIGN = {
     "without a format": ({}, "cannot be read"),
-    "of a later format": ({"format": 4, "order": "[]", "provenance": "{}"}, "saved in format 4 by another version"),
+    "of a later format": ({"format": 5, "order": "[]", "provenance": "{}"}, "saved in format 5 by another version"),
     "of version 0.2": ({"format": 1, "order": "[]", "provenance": "{}"}, r"by tl_posgen 0\.2.*measure again, or load"),
     "of version 0.3": ({"format": 2, "order": "[]", "provenance": "{}"}, r"by tl_posgen 0\.3.*or load it with tl_.*3$"),
-    "without an order": ({"format": 3, "provenance": "{}"}, "cannot be read"),
-    "with a result that is not there": ({"format": 3, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
-    "with a name that leads elsewhere": ({"format": 3, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
-    "with a nested order": ({"format": 3, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
+    "of version 0.4": ({"format": 3, "order": "[]", "provenance": "{}"}, r"by tl_posgen 0\.4.*or load it with tl_.*4$"),
+    "without an order": ({"format": 4, "provenance": "{}"}, "cannot be read"),
+    "with a result that is not there": ({"format": 4, "order": '["r"]', "provenance": "{}"}, "cannot be read"),
+    "with a name that leads elsewhere": ({"format": 4, "order": '[".."]', "provenance": "{}"}, "cannot be read"),
+    "with a nested order": ({"format": 4, "order": "[" * 100_000, "provenance": "{}"}, "cannot be read"),
 }
 
 
@@ -312,7 +313,7 @@ def test_a_file_of_another_version_or_maker_is_refused(tmp_path, case):
 def test_xarray_opens_the_file_by_itself(result, tmp_path):
     path = result.save(tmp_path / "r.nc")
     with xr.open_datatree(path) as tree:
-        assert tree.attrs["format"] == 3
+        assert tree.attrs["format"] == 4
         np.testing.assert_equal(tree["someones_measure/r"].values, result.dataset["r"].values)
 
 
