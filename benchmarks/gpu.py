@@ -79,10 +79,10 @@ def forward(model: Any, tokens: torch.Tensor) -> None:
             model(prompt[None], return_type=None)
 
 
-def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool) -> None:
+def analyse(model: Any, tokens: torch.Tensor, measures: Any, streaming: bool, nulls: int = 0) -> None:
     import tl_posgen
 
-    tl_posgen.analyze(model, tokens, measures=measures, streaming=streaming, nulls=0, progress=False)
+    tl_posgen.analyze(model, tokens, measures=measures, streaming=streaming, nulls=nulls, progress=False)
 
 
 def analyses(model: Any, tokens: torch.Tensor) -> dict[str, Callable[[], object]]:

@@ -75,7 +75,7 @@ def measured(directory: Path, length: int, rounds: int) -> dict[str, float]:
     del model
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    in_all, _ = timed(lambda: analyse(pretrained, tokens, None, streaming, (0,)))
+    in_all, _ = timed(lambda: analyse(pretrained, tokens, None, streaming, 1))
     peak = torch.cuda.max_memory_allocated() / 1e9
     return dict(zip(COLUMNS, (load, init, passes, passes_and_measures - passes, in_all, peak), strict=True))
 
