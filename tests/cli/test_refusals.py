@@ -41,7 +41,7 @@ REFUSED = {
     "a paper that nobody wrote": (["claims", "--papers", "tea"], "tea"),
     "a paper that stands twice": (["claims", "--papers", "slash,slash"], "each once"),
     "null models that are no number": (["slash", "--nulls", "x"], "--nulls 'x': write how many random inits"),
-    "a null seed that is no number": (["slash", "--nulls", "shuffled: x"], "--nulls 'x': write indices"),
+    "a null seed that is no number": (["slash", "--nulls", "shuffled: x"], "--nulls shuffled: 'x': write indices"),
     "a table that does not exist": (["coupling-scores", "nowhere.csv"], "nowhere.csv"),
     "a backend that does not exist": (["analyze", "--backend", "foo"], "foo"),
     "a measure that does not exist": (["analyze", "--measures", "tea"], "tea"),
@@ -89,7 +89,7 @@ def test_bad_words_get_one_line_that_names_them(refused, cut, case):
         ("analyze more", "more: no option takes this word"),
         ("analyze --length", 'Command "analyze" parameter --length requires an argument.'),
         ("sweep", 'Command "sweep" parameter STUDY requires an argument.'),
-        ("analyze --nulls shuffled:4-2", "--nulls '4-2': a range counts up; write 2-4"),
+        ("analyze --nulls shuffled:4-2", "--nulls shuffled: '4-2': a range counts up; write 2-4"),
     ],
 )
 def test_words_that_do_not_fit_their_command_are_named(command, words, said):

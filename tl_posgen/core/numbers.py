@@ -60,8 +60,8 @@ class Numbers:
     def __call__(self, name: str, **labels: Any) -> Number:
         array = self.array(name, **labels)
         if "number" in array.dims:  # of a comparison
-            known = [repr(str(number)) for number in array["number"].values]
-            listed = ", ".join(known[:_MOST_SHOWN]) + ", .." * (len(known) > _MOST_SHOWN)
+            quoted = [repr(str(number)) for number in array["number"].values]
+            listed = ", ".join(quoted[:_MOST_SHOWN]) + ", .." * (len(quoted) > _MOST_SHOWN)
             raise InputError(
                 f"{self.measure.name}.{name} is of numbers in different units; give number=, one of {listed}"
             )
