@@ -250,7 +250,7 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
     found = tl_posgen.explain(mini, PROMPT, head="3.1", against=2, reference=reference)
     table = found.table()
     assert list(table.columns) == ["key", "token", "attention", "score", *TERMS]
-    assert table["attention"].is_monotonic_decreasing
+    assert table["key"][1] == 2 and table["attention"][2:].is_monotonic_decreasing  # the shown key and the baseline first
     assert found.key == table["key"][0] != 2
     assert tl_posgen.explain(mini, PROMPT, head="3.1", key=-2, reference=reference).key == len(table) - 2
     np.testing.assert_allclose(table[list(TERMS)].sum(axis=1), table["score"], atol=1e-4)
@@ -282,7 +282,7 @@ def test_a_file_gives_everything_back_but_the_model(mini, reference, tmp_path, o
     assert again.table().equals(found.table())
     assert again.plot() == found.plot()
     assert again.show().local_src.count("ColoredTokens") == found.show().local_src.count("ColoredTokens")
-    assert repr(report)[len("Report") :] == repr(again)[len("Result") :] == repr(found)[len("Result") :]
+    assert repr(report)[len("Report") :] == repr(again)[len("Explanation") :] == repr(found)[len("Explanation") :]
     for name, array in again.trained.data_vars.items():
         declared = again.measure.variables[name]
         assert (array.dims, array.attrs) == (declared.dims, declared.attributes)
