@@ -250,7 +250,8 @@ def test_a_table_has_a_row_a_key_and_a_page_loads_nothing(mini, reference, tmp_p
     found = tl_posgen.explain(mini, PROMPT, head="3.1", against=2, reference=reference)
     table = found.table()
     assert list(table.columns) == ["key", "token", "attention", "score", *TERMS]
-    assert table["key"][1] == 2 and table["attention"][2:].is_monotonic_decreasing  # the shown key and the baseline first
+    assert table["key"][1] == 2  # the shown key and the baseline come first
+    assert table["attention"][2:].is_monotonic_decreasing
     assert found.key == table["key"][0] != 2
     assert tl_posgen.explain(mini, PROMPT, head="3.1", key=-2, reference=reference).key == len(table) - 2
     np.testing.assert_allclose(table[list(TERMS)].sum(axis=1), table["score"], atol=1e-4)
