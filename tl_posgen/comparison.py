@@ -142,10 +142,10 @@ def _options_apart(first: Report, second: Report) -> str:
     shared = [name for name in first if name in second]
     options = {name: (first[name].measure.options(), second[name].measure.options()) for name in shared}
     return "; ".join(
-        f"{name} {option} {value} and {after.get(option)}"
-        for name, (before, after) in options.items()
-        for option, value in before.items()
-        if after.get(option) != value
+        f"{name} {option} {value} and {of_second.get(option)}"
+        for name, (of_first, of_second) in options.items()
+        for option, value in of_first.items()
+        if of_second.get(option) != value
     )
 
 
@@ -309,9 +309,9 @@ class Comparison(Measure):
         if numbers.data["mean_change"].sel(end=ENDS[1]).isnull().all():
             kind = "too few prompts for intervals"
         names = f"From {numbers.attrs['first']} to {numbers.attrs['second']}"
-        cuts = numbers.attrs.get("cuts")
-        moved = f"The reports are of {cuts}: that alone makes numbers differ, those of null models too."
-        moved = [moved] if cuts else []
+        moved = []
+        if cuts := numbers.attrs.get("cuts"):
+            moved.append(f"The reports are of {cuts}: that alone makes numbers differ, those of null models too.")
         if options := numbers.attrs.get("options"):
             moved.append(f"The reports were measured with other options, which alone make numbers differ: {options}.")
         return [f"{names}, {heads}{kind}: {lines[0]}", *moved, *lines[1:]]

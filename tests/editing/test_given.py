@@ -83,7 +83,7 @@ def test_a_hook_written_for_one_prompt_holds_for_each(mini, added):
 
 def test_finished_results_under_other_hooks_are_not_taken(mini):
     before = tl_posgen.analyze(mini, TOKENS, measures=["loss"], nulls=0, progress=False)
-    with pytest.raises(InputError, match="another fwd_hooks"):
+    with pytest.raises(InputError, match="a finished result cannot know what fwd_hooks do"):
         tl_posgen.analyze(
             mini, TOKENS, measures=["variance", "loss"], after=before, fwd_hooks=[(HOOK, silent)], nulls=0
         )
