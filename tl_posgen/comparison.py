@@ -123,7 +123,7 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
         attrs["cuts"] = " and ".join(f"{counted(n, 'prompt')} of {length} tokens" for n, length in cuts)
     if left_out:
         attrs["apart"] = left_out
-    if one_shape and cuts[0] == cuts[1] and (options := _options_apart(first, second)):
+    if one_shape and (options := _options_apart(first, second)):
         attrs["options"] = options
     if not one_shape:
         n_heads = [max(int(_of_model(pair[at]).notnull().sum()) for pair in shared.values()) for at in (0, 1)]
@@ -138,15 +138,15 @@ def compare(first: Any, second: Any, *, names: Sequence[str] | None = None) -> R
 
 
 def _options_apart(first: Report, second: Report) -> str:
-    """Return "three_axis ridge 0.0 and 5.0; slash kappa 0.1 and 0.3": the options in which measures of both differ."""
-    shared = [name for name in first if name in second]
-    options = {name: (first[name].measure.options(), second[name].measure.options()) for name in shared}
-    return "; ".join(
-        f"{name} {option} {value} and {of_second.get(option)}"
-        for name, (of_first, of_second) in options.items()
-        for option, value in of_first.items()
-        if of_second.get(option) != value
-    )
+    """Return "three_axis ridge 0.0 and 5.0; seed 0 and 1": the options in which measures of both differ, and seeds."""
+    options = {
+        f"{name} {option}": (value, second[name].measure.options().get(option))
+        for name in first
+        if name in second
+        for option, value in first[name].measure.options().items()
+    }
+    options["seed"] = (first.provenance.get("seed"), second.provenance.get("seed"))
+    return "; ".join(f"{name} {mine} and {other}" for name, (mine, other) in options.items() if mine != other)
 
 
 def _named(first: Report, second: Report, names: Any) -> tuple[str, str]:

@@ -106,7 +106,7 @@ def test_no_result_under_functions_is_taken_for_that_of_others(model):
     before, hooks = tl_posgen.analyze(model, TOKENS, **RUN), [("blocks.0.attn.hook_z", silent)]
     with model.hooks(fwd_hooks=[(lambda name: name.endswith("attn.hook_z"), silent)]):
         hooked = tl_posgen.analyze(model, TOKENS, **RUN)
-        with pytest.raises(InputError, match="cannot know what hooks on the model do"):
+        with pytest.raises(InputError, match="cannot know what the hooks on this model do"):
             tl_posgen.analyze(model, TOKENS, after=hooked, **RUN)
     [name] = hooked.provenance["added_hooks"]
     assert re.fullmatch(r"blocks\.\*\.attn\.hook_z: .*silent", name)

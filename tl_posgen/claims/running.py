@@ -11,12 +11,13 @@ from tqdm.auto import tqdm
 from tl_posgen.claims.judging import Claim, claims_result
 from tl_posgen.claims.table import PAPERS
 from tl_posgen.core import registry
-from tl_posgen.core.engine import analyze, refusals, step_names
+from tl_posgen.core.engine import analyze, refusals
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, Nulls
 from tl_posgen.core.options import Each, fits, require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
+from tl_posgen.core.steps import step_names
 from tl_posgen.core.store import Parts
 from tl_posgen.errors import InputError, ModelError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_session

@@ -2,53 +2,47 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
-import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from tl_posgen.arithmetic import full_precision
 from tl_posgen.core import registry
-from tl_posgen.core.feed import one_pass
-from tl_posgen.core.inits import contiguous, result_of
+from tl_posgen.core.inits import result_of
 from tl_posgen.core.measure import Measure
 from tl_posgen.core.null_models import NullModels, Nulls, null_models_of, seeds_by_kind
-from tl_posgen.core.numbers import TRAINED
 from tl_posgen.core.options import require
 from tl_posgen.core.report import Report
 from tl_posgen.core.result import Result
 from tl_posgen.core.run import Run
-from tl_posgen.core.store import (
-    Parts,
-    check_after,
-    configuration_of,
-    content,
-    require_options,
-    require_same,
-)
-from tl_posgen.editing.given import Hooks, added_hooks, check_hooks, under
+from tl_posgen.core.steps import Analysis, step_names
+from tl_posgen.core.store import Parts, check_after, configuration_of, require_options, require_same
+from tl_posgen.editing.given import Hooks, added_hooks, check_hooks
 from tl_posgen.errors import InputError, NothingToMeasureError, UnsupportedModelError, check_seed
 from tl_posgen.models import open_session
 from tl_posgen.models.loading.load import AnyModel, is_ours
-from tl_posgen.models.loading.null_kinds import RANDOM_INIT, kind_and_seed, null_label
+from tl_posgen.models.loading.null_kinds import RANDOM_INIT
 from tl_posgen.models.loading.random_init import check_draws_on
 from tl_posgen.models.memory import release
-from tl_posgen.models.metric import as_metric
+from tl_posgen.models.metric import Metric, as_metric
 from tl_posgen.models.provenance import logits_digest, provenance_of
 from tl_posgen.models.selection import Heads, Layers, head_name, select_heads
 from tl_posgen.models.session import Choices, Session
 from tl_posgen.models.tokens import first_id, require_context, require_one_length, text_provenance, to_prompts
-from tl_posgen.progress import MAKING, steps_shown
-from tl_posgen.progress import step as step_shown
+from tl_posgen.progress import steps_shown
 
 Prompts: TypeAlias = str | Sequence[Any] | Int[Tensor, "batch pos"] | Int[Tensor, " pos"]
 Measures: TypeAlias = str | Measure | type[Measure] | Sequence[Any] | None
+
+_HOOKS = ("fwd_hooks", "added_hooks")
+_FUNCTIONS = {  # by name in provenance: as refusals say what is not known, and what to do about it
+    "fwd_hooks": ("fwd_hooks do", "give none"),
+    "added_hooks": ("the hooks on this model do", "remove them"),
+    "metric": ("a metric does", "give none"),
+}
 
 
 @full_precision()
@@ -149,188 +143,102 @@ def analyze(
     # refused before a forward pass
     in_place = is_ours(model)
     session = open_session(model, precise=any(measure.precise for measure in to_measure))
-    model = session.model
-    hooked = {"fwd_hooks": named} if (named := check_hooks(session, fwd_hooks)) else {}
-    there_before = {"added_hooks": named} if (named := added_hooks(session)) else {}
+    functions = _names_of_functions(session, fwd_hooks, metric)
+    _require_no_functions(functions, keep, finished)
     keeping = Parts.kept_in(keep)
-    of_functions = ["fwd_hooks do"] * bool(hooked) + ["a metric does"] * (metric is not None)
-    if keep is not None and of_functions:
-        raise InputError(f"keep: another run cannot know what {of_functions[0]}; give one of them")
-    of_functions += ["hooks on the model do"] * bool(there_before)
-    if finished and of_functions:
-        raise InputError(f"after: a finished result cannot know what {of_functions[0]}; leave one of them out")
     matrices = max((measure.matrices for measure in to_measure), default=0)
-    one_by_one = bool(fwd_hooks or there_before)
+    one_by_one = not functions.keys().isdisjoint(_HOOKS)
     choices = Choices(streaming, matrices, metric, one_by_one, None if first is None else first_id(session, first))
     null_models = null_models_of(session, nulls, null_device)
-    with (
-        session.exclusive("analyze"),
-        session.choosing(choices),
-        keeping as parts,
-    ):
-        to_measure = supported(to_measure, session, skip_unsupported)
+    with session.exclusive("analyze"), session.choosing(choices), keeping as parts:
         cut: dict[str, Any] = {"length": length, "n_prompts": n_prompts, "consecutive": consecutive}
-        rows = _rows_of_measures(to_measure, session, prompts, cut, [result.measure for result in finished.values()])
         where = {"layers": layers, "heads": heads}
-        chosen_heads = select_heads(session, **where)
+        heads_by_layer = select_heads(session, **where)
+        to_measure = supported(to_measure, session, skip_unsupported)
+        measured_before = [result.measure for result in finished.values()]
+        rows = _rows_of_measures(to_measure, session, prompts, cut, measured_before)
         prepared = [measure.prepare(session, rows[measure.name]) for measure in to_measure]
         for measure in prepared:
             measure.refuse(Run(measure, session, prompts, rows[measure.name], where, seed))
-        details: dict[str, Any] = (
-            {"logits": logits_digest(session)} | hooked | there_before | text_provenance(prompts, **cut)
-        )
+
+        of_all: dict[str, Any] = {"logits": logits_digest(session)} | functions | text_provenance(prompts, **cut)
         if layers is not None or heads is not None:
-            details["heads"] = [head_name(layer, head) for layer, indices in chosen_heads.items() for head in indices]
+            of_all["heads"] = [head_name(layer, head) for layer, indices in heads_by_layer.items() for head in indices]
         if first is not None:
-            details["first"] = choices.first
+            of_all["first"] = choices.first
         if null_models.device != "cpu":
-            details["null_device"] = null_models.device
+            of_all["null_device"] = null_models.device
         if null_models.by_kind.get(RANDOM_INIT):
-            details["random_init"] = session.backend.drawing_rule(session.origin)
-        if metric is not None:
-            details["metric"] = metric.name
-        lists = {id(tokens): tokens for tokens in rows.values()}  # one for all measures that share prompts
-        of_rows = {key: provenance_of(session, tokens, seed=seed) for key, tokens in lists.items()}
-        for name, result in finished.items():
-            now = of_rows[id(rows[name])] | details | {"nulls": null_models.seeds_for(result.measure)}
-            require_same(name, result, now)
-            for measure in (measure for measure in requested if measure.name == name):
-                require_options(measure.prepare(session, rows[name]), result)
+            of_all["random_init"] = session.backend.drawing_rule(session.origin)
+        provenance = _provenance_by_measure([*prepared, *measured_before], session, rows, of_all, null_models, seed)
+        for measure in (measure for measure in requested if measure.name in finished):
+            require_same(measure.name, finished[measure.name], provenance[measure.name])
+            require_options(measure.prepare(session, rows[measure.name]), finished[measure.name])
+
         depends_on: dict[str, Any] = {}
         if parts.directory is not None:
-            selection = {"layers": layers, "all_heads": heads is None, "heads": chosen_heads, "first": choices.first}
-            depends_on = configuration_of(
-                session,
-                prompts,
-                details["logits"],
-                **cut,
-                **selection,
-                seed=seed,
-                streaming=streaming,
-                null_device=null_models.device,
-            )
-        analysis = _Analysis(session, prompts, rows, where, seed, null_models, fwd_hooks, in_place, parts, depends_on)
+            chosen = {"layers": layers, "all_heads": heads is None, "heads": heads_by_layer, "first": choices.first}
+            settings = {**cut, **chosen, "seed": seed, "streaming": streaming, "null_device": null_models.device}
+            depends_on = configuration_of(session, prompts, of_all["logits"], **settings)
+        analysis = Analysis(session, prompts, rows, where, seed, null_models, fwd_hooks, in_place, parts, depends_on)
         with steps_shown(step_names(prepared, null_models), shown=progress):
             by_init = analysis.datasets(prepared, finished)
         if null_models is not nulls:
             null_models.free_memory()
         if in_place:
-            release(model)
+            release(session.model)
+
     results = dict(finished)
     for measure in prepared:
         datasets = {init: of_init[measure.name] for init, of_init in by_init.items() if measure.name in of_init}
-        provenance = of_rows[id(rows[measure.name])] | details | {"nulls": null_models.seeds_for(measure)}
-        results[measure.name] = result_of(measure, datasets, provenance)
-    reported = {measure.name: results[measure.name] for measure in requested if measure.name in results}
-    of_report = dict(next(iter(reported.values())).provenance)
-    of_report["nulls"] = {
-        kind: seeds for result in reported.values() for kind, seeds in result.provenance["nulls"].items()
+        results[measure.name] = result_of(measure, datasets, provenance[measure.name])
+    return _report_of({measure.name: results[measure.name] for measure in requested if measure.name in results})
+
+
+def _names_of_functions(session: Session, fwd_hooks: Hooks, metric: Metric | None) -> dict[str, Any]:
+    """Return, as provenance says them, the names of the functions under which a model is measured: hooks that were
+    given, hooks that are on the model, a metric. Their names are all that another run can know of them."""
+    names = {
+        "fwd_hooks": check_hooks(session, fwd_hooks),
+        "added_hooks": added_hooks(session),
+        "metric": None if metric is None else metric.name,
     }
-    return Report(reported, {name: value for name, value in of_report.items() if name != "options"})
+    return {name: value for name, value in names.items() if value}
 
 
-class _Step(NamedTuple):
-    """One model (a null model by its label along init) under measures that share a pass, or one that runs it."""
-
-    init: str | None
-    label: str
-    name: str
-    measures: Sequence[Measure]
-    is_shared: bool
-
-
-def steps_of(measures: Sequence[Measure], nulls: NullModels) -> Iterator[_Step]:
-    """Yield every step of an analysis: of the model, then of each null model."""
-    for init in (None, *nulls):
-        label, applicable = nulls.session.label, measures
-        if init is not None:
-            label, kind = null_label(init), kind_and_seed(init)[0].name
-            applicable = [measure for measure in measures if kind in nulls.seeds_for(measure)]
-        if fed := [measure for measure in applicable if measure.is_fed]:
-            name = f"{fed[0].name} of one pass" if fed[0].runs_model else fed[0].name  # which has a step of its own
-            yield _Step(init, label, name if len(fed) == 1 else f"{len(fed)} measures", fed, True)
-        for measure in (measure for measure in applicable if measure.runs_model):
-            yield _Step(init, label, measure.name, [measure], False)
+def _require_no_functions(functions: Mapping[str, Any], keep: Any, finished: Mapping[str, Result]) -> None:
+    """Refuse to take up what another run measured, or to keep anything for one, under functions."""
+    unknown = [(words, remedy) for name, (words, remedy) in _FUNCTIONS.items() if name in functions]
+    for what, is_asked in (("keep: another run", keep is not None), ("after: a finished result", bool(finished))):
+        if is_asked and unknown:
+            words, remedy = unknown[0]
+            raise InputError(f"{what} cannot know what {words}; {remedy}, or leave {what.partition(':')[0]} out")
 
 
-def step_names(measures: Sequence[Measure], nulls: NullModels) -> list[str]:
-    """Return the names of the steps of an analysis, with the making of each null model among them."""
-    steps = [*steps_of(measures, nulls)]
-    return [MAKING] * len({step.init for step in steps} - {None}) + [step.name for step in steps]
+def _provenance_by_measure(
+    measures: Sequence[Measure],
+    session: Session,
+    rows: Mapping[str, Sequence[Tensor]],
+    of_all: dict[str, Any],
+    nulls: NullModels,
+    seed: int,
+) -> dict[str, dict[str, Any]]:
+    """Return the provenance of the result of each measure, by name: of its prompts, of all, and its null models."""
+    lists = {id(tokens): tokens for tokens in rows.values()}  # one for all measures that share prompts
+    of_rows = {key: provenance_of(session, tokens, seed=seed) for key, tokens in lists.items()}
+    return {
+        measure.name: of_rows[id(rows[measure.name])] | of_all | {"nulls": nulls.seeds_for(measure)}
+        for measure in measures
+    }
 
 
-@dataclass
-class _Analysis:
-    """An analysis once everything is checked: measures of the model, then of each null model, step by step.
-
-    Attributes:
-        rows: token ids of every prompt, by measure.
-        hooks: under which all passes run.
-        in_place: whether each null model may take the model's place.
-        depends_on: all that the finished parts depend on.
-    """
-
-    session: Session
-    prompts: Any
-    rows: Mapping[str, Sequence[Tensor]]
-    where: Mapping[str, Any]
-    seed: int
-    nulls: NullModels
-    hooks: Hooks = ()
-    in_place: bool = False
-    parts: Parts = field(default_factory=Parts)
-    depends_on: Mapping[str, Any] = field(default_factory=dict)
-
-    def datasets(self, measures: Sequence[Measure], finished: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
-        """Return the datasets by measure, of the model and of each null model that any is repeated on."""
-        by_init: dict[str, dict[str, xr.Dataset]] = {}
-        for step in steps_of(measures, self.nulls):
-            init, measure = step.init or TRAINED, step.measures[0]
-            if init not in by_init:
-                results = {
-                    name: result for name, result in finished.items() if init in (TRAINED, *result.numbers.nulls)
-                }
-                by_init[init] = {name: result.sel(init=init) for name, result in results.items()}
-            after = [kind.name for kind in measure.after] + ([measure.name] if measure.is_fed else [])
-            before = {} if step.is_shared else {name: by_init[init][name] for name in after}
-            depends_on: dict[str, Any] = {}
-            if self.parts.directory is not None:
-                depends_on = {**self.depends_on, "tokens": content(self.rows[measure.name]), "after": content(before)}
-                depends_on |= {} if step.init is None else {"null_model": step.init}
-            name = f"{step.name} {step.label}"
-            keep = partial(self.parts.condition, name, measure, depends_on)
-            trained = None if step.init is None else by_init[TRAINED].get(measure.name)
-            with step_shown(step.name, step.label):
-                make = partial(self._made, step, before, trained, None if self.parts.directory is None else keep)
-                measured = self.parts.datasets(name, step.measures, depends_on, make)
-            if depends_on and step.init is None:  # kept when the model had another name, perhaps
-                measured = {name: data.assign_attrs(model=step.label) for name, data in measured.items()}
-            by_init[init] |= measured
-        return by_init
-
-    def _made(
-        self, step: _Step, before: Mapping[str, xr.Dataset], trained: xr.Dataset | None, keep: Any
-    ) -> dict[str, xr.Dataset]:
-        """Return the datasets of a step: its label says where a random init has the very weights of the model, its
-        title also the metric that is called the loss; arrays as a file gives them back."""
-        label, session = step.label, self.session
-        if step.init is not None:
-            with nullcontext() if self.nulls.holds(step.init) else step_shown(MAKING, step.label):
-                label, session = self.nulls.build(step.init, in_place=self.in_place)
-        metric = self.session.choices.metric
-        title = label if metric is None else f"{label}, loss = {metric.name}"
-        measure, rows = step.measures[0], self.rows[step.measures[0].name]
-        with session.choosing(self.session.choices), under(session, self.hooks):
-            if step.is_shared:
-                options = {**self.where, "label": title, "intervals": step.init is None, "seed": self.seed}
-                datasets = one_pass(session, rows, step.measures, **options)
-            else:
-                model = (session, self.prompts, rows, self.where, self.seed, step.init)
-                data = measure.of_model(Run(measure, *model, before=before, trained=trained, keep=keep))
-                if measure.is_fed:
-                    data = data.merge(before[measure.name], combine_attrs="drop_conflicts")
-                datasets = {measure.name: data.assign_attrs(model=title)}
-        return {name: contiguous(data) for name, data in datasets.items()}
+def _report_of(results: Mapping[str, Result]) -> Report:
+    """Return a report of results, whose provenance is that of the first, with the null models of all."""
+    of_report = {name: value for name, value in next(iter(results.values())).provenance.items() if name != "options"}
+    of_report["nulls"] = {
+        kind: seeds for result in results.values() for kind, seeds in result.provenance["nulls"].items()
+    }
+    return Report(results, of_report)
 
 
 def _rows_of_measures(

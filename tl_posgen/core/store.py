@@ -269,15 +269,10 @@ def configuration_of(session: Session, prompts: Any, logits: str | None, **setti
     `logits_digest` gives.
 
     Raises:
-        InputError: prompts whose content cannot be read; hooks at the model's hook points, as another run might use
-            their numbers as its own. What else changes the model, such as hooks that torch alone knows, an adapter or
-            a function that was replaced, is seen by the logits of a few tokens.
+        InputError: prompts whose content cannot be read; a model that cannot read a few tokens, whose logits say what
+            else changes it: hooks that torch alone knows, an adapter, a function that was replaced.
     """
     model, origin = session.model, session.origin
-    if any(point.fwd_hooks for point in model.hook_dict.values()):
-        raise InputError(
-            "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
-        )
     if logits is None:
         raise InputError(
             "keep: this model cannot read a few tokens, so another run cannot know what was put into it (a function in "

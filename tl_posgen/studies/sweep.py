@@ -83,7 +83,8 @@ def sweep(
         tqdm(total=len(groups), desc=study.name, unit="model", disable=not progress) as bar,
     ):
         try:
-            for name, error in _outcomes(groups, partial(_measure, out=out), options, bar):
+            here = workers == 1 and ray is None  # in this process, so that the steps of a job have a bar below
+            for name, error in _outcomes(groups, partial(_measure, out=out, progress=progress and here), options, bar):
                 if not files[name].is_file():
                     failed = files[name].with_suffix(_FAILED).name
                     write_files(out / JOBS, {failed: error.encode(errors="backslashreplace")})
@@ -130,9 +131,12 @@ def _outcomes(
             yield from _outcomes([group], work, options, bar)
 
 
-def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
+def _measure(jobs: Sequence[Job], out: Path, progress: bool) -> tuple[str, dict[str, str]]:
     """Measure jobs of one model, its weights loaded once, and write each file when its job is done; return the name of
     the first, and the errors by name.
+
+    Args:
+        progress: show a bar of the steps of each job.
 
     Raises:
         OutputError: the disk is full, say; nothing further could be kept.
@@ -148,7 +152,7 @@ def _measure(jobs: Sequence[Job], out: Path) -> tuple[str, dict[str, str]]:
                 precise = any(measure.precise for measure in registry.requested(study.measures))
                 model = open_session(model, precise=precise)
             several = len(study.measures) > 1  # a study of one measure fails where the model does not allow it
-            options = {"measures": study.measures, "skip_unsupported": several, "progress": False}
+            options = {"measures": study.measures, "skip_unsupported": several, "progress": progress}
             report = analyze(model, job.text.words, keep=parts, **options, **study.cut)
             of_job = {"job": list(job.place), "study": study.settings, "identity": job.identity}
             write_files(path.parent, {path.name: Report(report, report.provenance | of_job).as_bytes()})
