@@ -19,7 +19,9 @@ QUESTIONS = {  # heading -> page -> question, as the navigation and the list of 
     "Heads": {
         "slash_heads": "Which heads look back a fixed distance (previous-token heads), and do they matter?",
         "one_prompt": "How do I analyse one prompt instead of a book?",
+        "arrays": "How do I get q, k and attention scores of every head as arrays?",
         "position_part": "How do I get the position part of a head's scores, or remove it?",
+        "far_tokens": "Which heads' position parts matter for tokens far into a prompt?",
         "logit_difference": "How do I remove position from a head and read the logit difference?",
         "sae": "How do I use my sparse autoencoder (SAELens)?",
     },

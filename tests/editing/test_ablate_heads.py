@@ -83,20 +83,30 @@ def test_bad_ways_and_too_long_prompts_are_refused(model):
         model.run_with_hooks(TOKENS[:, :1], fwd_hooks=hooks)
 
 
-def test_a_pass_that_begins_behind_the_embedding_does_not_draw_for_the_prompts_of_the_one_before(model):
+def test_a_pass_that_begins_behind_the_first_layer_does_not_draw_for_the_prompts_of_the_one_before(model):
     hooks = ablate_heads(model, ["0.1", "1.1"], "resample", reference=REFERENCE, length=12)
-    other, begun_behind = TOKENS.flip(1), "begins behind the embedding"
+    other = TOKENS.flip(1)
     with torch.no_grad():
         before = model.run_with_hooks(TOKENS, fwd_hooks=hooks)
         if session_of(model).backend.name == "hooked":
             resid = model(other, stop_at_layer=1)
-            with pytest.raises(InputError, match=begun_behind):
+            with pytest.raises(InputError, match="begins behind the first layer"):
                 model.run_with_hooks(resid, fwd_hooks=hooks, start_at_layer=1)
         else:
             embeddings = model.original_model.get_input_embeddings()(other)
-            with pytest.raises(InputError, match=begun_behind):
-                model.run_with_hooks(None, inputs_embeds=embeddings, fwd_hooks=hooks)
+            of_embeddings = model.run_with_hooks(None, inputs_embeds=embeddings, fwd_hooks=hooks)
+            torch.testing.assert_close(of_embeddings, model.run_with_hooks(other, fwd_hooks=hooks))
         torch.testing.assert_close(model.run_with_hooks(TOKENS, fwd_hooks=hooks), before)
+
+
+def test_a_model_generates_under_resampled_heads(model):
+    hooks = ablate_heads(model, "1.1", "resample", reference=REFERENCE, length=12)
+    options = {"use_past_kv_cache": False, "max_new_tokens": 2, "do_sample": False, "verbose": False}
+    with torch.no_grad(), model.hooks(fwd_hooks=hooks):
+        expected = TOKENS
+        for _ in range(2):
+            expected = torch.cat([expected, model(expected)[:, -1:].argmax(-1)], 1)
+        assert model.generate(TOKENS, return_type="tokens", **options).tolist() == expected.tolist()
 
 
 def test_every_seed_and_place_has_a_draw_of_its_own():

@@ -4,7 +4,22 @@ import numpy as np
 import pytest
 from made_up import dataset_of, result_of
 
+from tl_posgen.errors import InputError
 from tl_posgen.frequencies import Recall
+from tl_posgen.hooks import move_coordinate
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "message"),
+    [
+        ("median", {}, "value = 'median'"),
+        ("zero", {"largest": "no"}, "largest = 'no'"),
+        ("zero", {"seed": 1.5}, "seed"),
+    ],
+)
+def test_another_place_of_a_coordinate_is_refused(mini, unchecked, value, options, message):
+    with pytest.raises(InputError, match=message):
+        move_coordinate(mini, value, **options)
 
 
 def test_the_interval_of_a_fall_does_not_leave_what_a_fall_can_be():

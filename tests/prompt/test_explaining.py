@@ -162,6 +162,57 @@ def test_two_prompts_leave_what_makes_the_difference(mini, reference):
         one.minus(beside_the_mean)
 
 
+def test_explanations_of_other_means_hooks_or_parts_are_not_subtracted(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
+    of_text = tl_posgen.explain(mini, PROMPT, 3, 1, reference=TEXT)
+    with pytest.raises(InputError, match=r"minus: reference .* explain both alike"):
+        found.minus(of_text)
+    with mini.hooks(fwd_hooks=[("blocks.2.hook_mlp_out", lambda x, hook: 0 * x)]):
+        hooked = tl_posgen.explain(mini, PROMPT, 3, 1, reference=reference)
+        assert hooked.check(n=5)["attention"]["largest"] > 0
+    assert hooked.provenance["added_hooks"] == ["blocks.*.hook_mlp_out: " + hooked.provenance["added_hooks"][0][23:]]
+    with pytest.raises(InputError, match="minus: added_hooks"):
+        found.minus(hooked)
+    with pytest.raises(InputError, match=r"check: the head.s attention is off by .* explain the prompt again"):
+        hooked.check(n=5)
+    _, cache = mini.run_with_cache(PROMPT)
+    given = tl_posgen.explain(mini, PROMPT, 3, 1, parts={"all": cache["resid_pre", 3][0]}, reference=reference)
+    with pytest.raises(InputError, match="minus: parts none is taken from parts all"):
+        given.minus(found)
+    with pytest.raises(InputError, match="minus: NoneType is no explanation"):
+        found.minus(None)
+
+
+def test_a_reference_of_other_weights_is_refused(mini, reference):
+    null = tl_posgen.random_like(mini, seed=0)
+    message = "read by another model, mini, or before the weights of this one were changed"
+    for use in (
+        lambda: tl_posgen.explain(null, PROMPT, 3, 1, reference=reference),
+        lambda: tl_posgen.split(null, PROMPT, 3, reference=reference),
+        lambda: tl_posgen.hooks.remove_source(null, "L0 MLP", heads="3.1", reference=reference),
+    ):
+        with pytest.raises(InputError, match=message):
+            use()
+
+
+def test_a_score_less_itself_has_no_terms(mini, reference):
+    found = tl_posgen.explain(mini, PROMPT, 3, 1, query=0, reference=reference)
+    assert "All its terms are zero: a score less itself." in found.findings()
+    with pytest.raises(InputError, match="check: all terms are zero"):
+        found.check()
+
+
+def test_the_explained_key_and_the_baseline_are_drawn_among_the_largest(mini, reference):
+    tokens = torch.arange(5, 205)
+    found = tl_posgen.explain(mini, tokens, 3, 1, key=106, against=7, reference=reference)
+    bars = [trace for trace in found.plot().data if trace.type == "bar" and trace.xaxis == "x"]
+    labels = {str(label).split()[0] for trace in bars for label in trace.x}
+    assert {"106", "7"} <= labels
+    assert len(labels) == 48
+    titles = [annotation.text for annotation in found.plot().layout.annotations]
+    assert any("48 of 200" in title for title in titles)
+
+
 def test_a_head_that_is_sure_is_not_measured_against_itself(mini):
     """The score of the key that has the attention is far above the mean of the others, and 0 for a query with one."""
     found = tl_posgen.explain(mini, PROMPT, head="L3H1", query=9)
@@ -309,6 +360,9 @@ def test_a_file_gives_everything_back_but_the_model(mini, reference, tmp_path, o
         ({"parts": {"a": torch.zeros(3, 4)}}, r"part 'a': \[3, 4\]; the residual stream .* is \[\d+, 128\]"),
         ({"parts": {"a": 3}}, "part 'a': int; the residual stream"),
         ({"reference": 3}, "reference=int: give a text"),
+        ({"rest": True}, "rest=True names what parts leave; give parts"),
+        ({"rest": "no"}, "rest = 'no': give"),
+        ({"parts": {0: torch.zeros(1)}}, "parts: 0 is no name"),
     ],
 )
 def test_what_cannot_be_explained_is_refused_before_any_work(mini, unchecked, options, message):

@@ -95,8 +95,9 @@ def test_a_reference_is_the_mean_of_its_prompts_without_the_first_token(mini, al
 
 
 @pytest.mark.parametrize("name", ["mini", "mini_bridge"])
-def test_a_cache_gives_the_position_part_of_one_head(request, reference, name):
+def test_a_cache_gives_the_position_part_of_one_head(request, name):
     model = request.getfixturevalue(name)
+    reference = reference_of(model, length=48, n_prompts=2)
     tokens = torch.arange(5, 29)[None]
     _, cache = model.run_with_cache(tokens)
     found = position_part(cache, 3, 1, model=model, reference=reference)
@@ -104,6 +105,7 @@ def test_a_cache_gives_the_position_part_of_one_head(request, reference, name):
     np.testing.assert_allclose(found, expected.position[0], atol=1e-5)
     named = position_part(cache, head="L3H1", model=model, reference=reference, tokens=tokens)
     np.testing.assert_array_equal(found, named)
+    assert found.attrs["reference"] == reference.label
 
 
 def test_half_precision_adds_up_within_its_rounding():
@@ -138,7 +140,7 @@ def test_a_reference_of_other_layers_or_models_is_refused(mini, small_model):
     reference = reference_of(mini, layers=[1], n_prompts=1)
     with pytest.raises(InputError, match=r"the reference has no layer 0, only \[1\]"):
         tl_posgen.split(mini, PROMPT, layer=0, reference=reference)
-    with pytest.raises(InputError, match=r"the reference, of mini, has heads x d_head \[4, 32\], and this model has"):
+    with pytest.raises(InputError, match="read by another model, mini, or before the weights of this one"):
         tl_posgen.split(small_model, PROMPT, layer=1, reference=reference)
-    with pytest.raises(InputError, match="choose uniform, causal or attention"):
+    with pytest.raises(InputError, match="choose from uniform, causal, attention"):
         reference_of(mini, distances="near")

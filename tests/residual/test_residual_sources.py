@@ -84,7 +84,10 @@ def test_a_stream_that_is_no_sum_is_refused_with_the_remedy(mini):
         return 2 * x
 
     hooks = [("blocks.1.hook_resid_pre", double_it)]
-    with mini.hooks(fwd_hooks=hooks), pytest.raises(UnsupportedModelError, match=r"off by .*; give parts of your own"):
+    with (
+        mini.hooks(fwd_hooks=hooks),
+        pytest.raises(UnsupportedModelError, match=r"off by .*; explain takes parts of your own"),
+    ):
         residual_sources(mini, torch.arange(9), layer=1)
 
 

@@ -150,6 +150,24 @@ def test_keys_that_other_hooks_change_are_refused_where_they_have_to_be_traced(m
         seen_under(mini, [doubled, *hooks], 1, 0)
 
 
+def test_gradients_flow_through_a_removed_constant_and_are_refused_of_other_parts(mini, reference):
+    embedded = []
+
+    def keep(x, hook):
+        embedded.append(x.detach().requires_grad_())
+        return embedded[-1]
+
+    for part in ("constant", "varying", "all"):
+        hooks = remove_source(mini, "L0 MLP", part, heads="1.1", reference=reference)
+        loss = mini.run_with_hooks(TOKENS[:1], return_type="loss", fwd_hooks=[("hook_embed", keep), *hooks])
+        if part == "constant":
+            loss.backward()
+            assert float(embedded[-1].grad.abs().max()) > 0
+        else:
+            with pytest.raises(InputError, match='gradients of what a source writes .* take part="constant"'):
+                loss.backward()
+
+
 def test_of_padded_prompts_the_constant_alone_can_be_removed(mini, reference):
     mask = torch.ones_like(TOKENS)
     mask[1, 9:] = 0

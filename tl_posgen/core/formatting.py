@@ -62,7 +62,7 @@ def format_number(value: float | None, form: str) -> str:
     if _EXACT <= size < math.inf and form[-1] in "f%":  # whose further digits say nothing
         form = f"{'+' * form.startswith('+')}.2e"
     text = format(value, form)
-    return text if text.strip("+-0.%") else format(0.0, form)
+    return text if text.strip(" +-0.%") else format(0.0, form)
 
 
 def in_brackets(*parts: str) -> str:

@@ -110,7 +110,10 @@ class Number:
     @property
     def null_range(self) -> str:
         """The null models of a count: "random init 0 to 2, shuffled 0"; "" without one."""
-        ends = {kind: dict.fromkeys(f"{end(nulls):g}" for end in (min, max)) for kind, nulls in self.by_null.items()}
+        ends = {
+            kind: dict.fromkeys(format_number(end(nulls), "g") for end in (min, max))
+            for kind, nulls in self.by_null.items()
+        }
         return ", ".join(f"{kind} {' to '.join(texts)}" for kind, texts in ends.items())
 
     @property

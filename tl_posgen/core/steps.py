@@ -34,7 +34,7 @@ class Step(NamedTuple):
     is_shared: bool
 
 
-def analysis_steps(measures: Sequence[Measure], nulls: NullModels) -> Iterator[Step]:
+def _analysis_steps(measures: Sequence[Measure], nulls: NullModels) -> Iterator[Step]:
     """Yield every step of an analysis: of the model, then of each null model."""
     for init in (None, *nulls):
         label, applicable = nulls.session.label, measures
@@ -50,7 +50,7 @@ def analysis_steps(measures: Sequence[Measure], nulls: NullModels) -> Iterator[S
 
 def step_names(measures: Sequence[Measure], nulls: NullModels) -> list[str]:
     """Return the names of the steps of an analysis, with the making of each null model among them."""
-    steps = [*analysis_steps(measures, nulls)]
+    steps = [*_analysis_steps(measures, nulls)]
     return [MAKING] * len({step.init for step in steps} - {None}) + [step.name for step in steps]
 
 
@@ -79,7 +79,7 @@ class Analysis:
     def datasets(self, measures: Sequence[Measure], finished: Mapping[str, Result]) -> dict[str, dict[str, xr.Dataset]]:
         """Return the datasets by measure, of the model and of each null model that any is repeated on."""
         by_init: dict[str, dict[str, xr.Dataset]] = {}
-        for step in analysis_steps(measures, self.nulls):
+        for step in _analysis_steps(measures, self.nulls):
             init, measure = step.init or TRAINED, step.measures[0]
             if init not in by_init:
                 results = {

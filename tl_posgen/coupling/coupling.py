@@ -290,9 +290,9 @@ class Coupling(JacobianMeasure):
                 )
             sentences.append(sentence)
         sentences.append(
-            f"A token's path through the layers is {numbers('line_shape_score'):.2f} times as long as the straight "
-            "line "
-            "between its ends (line-shape score); an exponential in the layer explains "
+            f"Line-shape score of a token's path through the layers: {numbers('line_shape_score'):.2f}, so many times "
+            "as long as the straight line between its ends, were all its steps of one length. An exponential in the "
+            "layer explains "
             f"{numbers('growth_r2'):.3f} of the growth of ln |x|, with an expodistance of "
             f"{numbers('expodistance'):.3f}."
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from tl_posgen.arithmetic import double
 from tl_posgen.editing.draws import generator_at
 from tl_posgen.editing.printed_hooks import HookList, printing_call
-from tl_posgen.errors import MOST_SEEDS, InputError, UnsupportedModelError, check_choice, check_seed
+from tl_posgen.errors import MOST_SEEDS, InputError, UnsupportedModelError, check_choice, check_seed, check_whole
 from tl_posgen.models.capture.padding import require_places
 from tl_posgen.models.loss import token_losses
 from tl_posgen.models.model import Model
@@ -50,7 +50,7 @@ def ablate_heads(
     Raises:
         InputError: no such head, another `how`, unusable prompts; later, in the forward pass of "resample": prompts
             longer than those that it draws from, a single token, as in steps with a KV cache, a pass that begins
-            behind the embedding.
+            behind the first layer.
         UnsupportedModelError: a layer whose heads' outputs cannot be hooked.
 
     Source: usual interventions of the field.
@@ -64,12 +64,13 @@ def ablate_heads(
         False
     """
     check_choice("how", how, get_args(How))
-    check_seed(seed)
+    seed = check_seed(seed)
     session = session_of(model)
     selected = select_heads(session, heads=heads)
     n_heads = session.n_heads
     outputs = {layer: torch.zeros(1, 1, n_heads[layer], 1) for layer in selected}  # [prompt, pos, head, d_value]
     if how != "zero":
+        check_whole("ablate_heads", 1, n_prompts=n_prompts)
         check_numbers(session, length, n_prompts)
         length = session.limit.cut(LENGTH) if length is None else length
         text = bundled_text() if reference is None else reference
@@ -88,11 +89,11 @@ def ablate_heads(
         if how == "mean":
             outputs = {layer: z.mean(0, keepdim=True) for layer, z in outputs.items()}
 
-    seeds: list[int] = []  # of the prompts of the pass that was embedded last
+    seeds: list[int] = []  # of the prompts of the pass that entered the first layer last
     replaced: set[str] = set()  # the points at which it was given them
 
-    def see(embedded: Tensor, hook: object) -> None:
-        rows = embedded.detach().float().cpu().numpy()
+    def see(entering: Tensor, hook: object) -> None:
+        rows = entering.detach().float().cpu().numpy()
         replaced.clear()
         seeds[:] = [int.from_bytes(hashlib.sha256(row.tobytes()).digest()[:4], "big") for row in rows]
 
@@ -106,8 +107,7 @@ def ablate_heads(
                 )
             if len(seeds) != len(z) or hook.name in replaced:
                 raise InputError(
-                    "resample: a pass that begins behind the embedding, as with start_at_layer or embeddings as its "
-                    "input; run whole prompts"
+                    "resample: a pass that begins behind the first layer, as with start_at_layer; run whole prompts"
                 )
             replaced.add(hook.name)
             generators = [generator_at((seed + of_prompt) % MOST_SEEDS) for of_prompt in seeds]
@@ -117,7 +117,8 @@ def ablate_heads(
         of_heads[:, :, chosen] = written[:, :, chosen].to(of_heads)
         return of_heads.reshape(z.shape)
 
-    seeing: HookList = [("hook_embed", see)] if how == "resample" else []
+    # HookedTransformer.generate embeds without hook_embed
+    seeing: HookList = [("blocks.0.hook_resid_pre", see)] if how == "resample" else []
     return [*seeing, *((_name_of(layer), partial(edit, layer)) for layer in selected)]
 
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Each
+from tl_posgen.core.options import Each, require
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.extension.frequency_rules import with_frequencies
@@ -65,6 +65,7 @@ def edit_planes(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=none), model(tokens), atol=1e-4)
         True
     """
+    require("edit", edit, Edit)
     where: dict[str, Any] = {"layers": layers, "heads": heads}
     if edit == "hold":
         return hold_planes(model, planes, at="quarter turn", **where)

@@ -77,8 +77,8 @@ class PlaneUse(Measure):
     Beside it: massive coordinates, above 5 times the mean of a head's coordinates (2-norm over tokens), of rotated q
     and k and of v; how fixed the centres of q and k are, |E x| / E|x|; each plane's share of the variance of scores
     over the keys of a query; and the first token: the attention it gets, and by how much each plane lifts its score
-    above the mean of the other keys. Queries of the second half of the prompt are taken for the last two. The first
-    token is left out of all but what is of it. A soft cap is not in these scores.
+    above the mean of the other keys. Queries of the second half of the prompt are taken for the variance and the lift.
+    The first token is left out of all but what is of it. A soft cap is not in these scores.
 
     Args:
         contexts: tokens of training contexts; those of the model's config if left out, the one before scaling first.

@@ -15,12 +15,12 @@ from torch import Tensor
 from tl_posgen.core.measure import HEAD, Variable
 from tl_posgen.core.number import Number
 from tl_posgen.core.numbers import Numbers
-from tl_posgen.core.options import Count, Threshold, Within
+from tl_posgen.core.options import Count, Threshold, Within, require
 from tl_posgen.core.run import Run
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import finished
-from tl_posgen.errors import InputError
+from tl_posgen.errors import InputError, check_seed
 from tl_posgen.frequencies.numbers.coordinates import another_coordinate, largest_coordinate, with_coordinate_at
 from tl_posgen.frequencies.numbers.copies import copied_rows, induction_hits, recall_of_copy
 from tl_posgen.interventions import UNTOUCHED, Interventions
@@ -45,7 +45,11 @@ def move_coordinate(model: Model | Session, value: Where, *, largest: bool = Tru
 
     Args:
         value: where it is put.
+        largest: the largest coordinate; another one where False.
         seed: of the draw of another one.
+
+    Raises:
+        InputError: another value or seed. UnsupportedModelError: see `tl_posgen.hooks.replace_scores`.
 
     Source: Jin et al. 2025 (arXiv 2502.01563), as we read it; another coordinate beside it: ours.
 
@@ -56,6 +60,9 @@ def move_coordinate(model: Model | Session, value: Where, *, largest: bool = Tru
         >>> torch.equal(model.run_with_hooks(tokens, fwd_hooks=move_coordinate(model, "zero")), model(tokens))
         False
     """
+    require("value", value, Where)
+    require("largest", largest, bool)
+    seed = check_seed(seed)
 
     def scores_of(capture: LayerCapture) -> Float[Tensor, "head query key"]:
         moved = []

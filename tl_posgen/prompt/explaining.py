@@ -7,10 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
+from tl_posgen.core.options import require
+from tl_posgen.editing.given import added_hooks
 from tl_posgen.errors import InputError
 from tl_posgen.models.geometry.proof import allowed_error, tolerance
 from tl_posgen.models.loading.load import AnyModel, open_session
@@ -110,7 +112,12 @@ def explain(
         raise InputError("parts are of one prompt; leave other= out, and compare two explanations by `minus`")
     if parts is not None and (not isinstance(parts, Mapping) or not parts):
         raise InputError("parts: give name -> tensor [pos, d_model], one at least")
+    require("rest", rest, bool)
+    if rest and parts is None:
+        raise InputError("rest=True names what parts leave; give parts, or leave rest out")
     for name, part in (parts or {}).items():
+        if not isinstance(name, str):
+            raise InputError(f"parts: {name!r} is no name; give strings")
         if not isinstance(part, Tensor) or tuple(part.shape) != (n, d_model):
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             raise InputError(f"part {name!r}: {shape}; the residual stream of this prompt is {[n, d_model]}")
@@ -120,15 +127,18 @@ def explain(
             raise InputError(f"parts: {REST!r} and {REFERENCE_MEAN!r} are names of what is left; choose others")
     means = given_reference(session, reference, [index], sources=parts is None)
     letter: Side = "k" if side == "key" else "q"
-    data = _terms_of_row(row, against, letter, means, parts, rest)
-    chosen = data if key is None else data.assign_attrs(key=key)
-    provenance = provenance_of(session, [tokens], weights=False) | {"text": name_of_text(prompt)} | chosen.attrs
-    explained = explanation_of(chosen, provenance, row)
-    if another is None:
-        return explained
-    return explained.minus(
-        explanation_of(_terms_of_row(replace(row, tokens=another), against, letter, means, None, rest), {})
-    )
+    hooks = added_hooks(session)
+    of_model = {"weights": means.weights} | ({"added_hooks": hooks} if hooks else {})
+
+    def explained(given: Any, ids: Int[Tensor, " pos"]) -> Explanation:
+        of_prompt = replace(row, tokens=ids)
+        data = _terms_of_row(of_prompt, against, letter, means, parts, rest)
+        data = data if key is None else data.assign_attrs(key=key)
+        provenance = provenance_of(session, [ids], weights=False) | of_model | {"text": name_of_text(given)}
+        return explanation_of(data, provenance | data.attrs, of_prompt)
+
+    explanation = explained(prompt, tokens)
+    return explanation if another is None else explanation.minus(explained(other, another))
 
 
 def _terms_of_row(
@@ -158,7 +168,7 @@ def _terms_of_row(
         written = ResidualSources(names, values, residual)
     by_source = SourceVectors.of_capture(session, capture, written, side)
     names, vectors = by_source.names, by_source.vectors()[:, 0]
-    geometry, means = capture.geometry, reference.of_layer(capture.geometry)
+    geometry, means = capture.geometry, reference.of_layer(capture.layer)
     of_heads = (means.mean_query, means.mean_key, means.mean_turn)
     mean_query, mean_key, turn = (x[head].to(k.device) for x in of_heads)
     sums = means.sources.get(side) if parts is None else None
@@ -200,6 +210,7 @@ def _terms_of_row(
     attrs = {"model": session.label, "layer": row.layer, "head": head, "query": row.query}
     attrs |= {} if against is None else {"against_key": against}
     attrs["against"] = "the mean of the other keys" if against is None else strings[against]
+    attrs |= {} if parts is None else {"parts": ", ".join(parts)}
     attrs |= {"query_token": strings[row.query], "side": {"q": "query", "k": "key"}[side], "prompt": "".join(strings)}
     notes = [note_of(capture)] if note_of(capture) else []
     if parts is not None and side == "k":

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tl_posgen.arithmetic import double
 from tl_posgen.core.files import jsonable
+from tl_posgen.core.formatting import format_number
 from tl_posgen.core.measure import Measure, TokenView, Variable
 from tl_posgen.core.numbers import TRAINED, Numbers
 from tl_posgen.core.options import Count, Whole, require
@@ -25,6 +26,7 @@ from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import finished
 from tl_posgen.errors import InputError
 from tl_posgen.models.capture.capturing import run_capture
+from tl_posgen.models.geometry.proof import tolerance
 from tl_posgen.models.layers.capture import LayerCapture
 from tl_posgen.models.selection import head_name
 from tl_posgen.models.session import Session
@@ -35,6 +37,8 @@ from tl_posgen.report.tables import title
 BY = ("term", "plane", "source")
 DRAWS = 5  # of other terms, in `check`
 _NAMED = 8  # largest terms, in a sentence
+_ROUNDING = 1e-3  # by how much the attention of the same model may differ
+_OF_MODEL = ("weights", "added_hooks")  # in provenance: what an explanation depends on beside the model's name
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ class Explanation(Result):
             >>> bool((abs(rows["contribution"] - rows["score"]) < 1e-4).all())
             True
         """
+        require("by", by, str | Sequence[str] | None)
+        require("key", key, int | None)
         by, keys = (by,) if isinstance(by, str) else tuple(by or ()), self.trained["key"].values
         if wrong := [label for label in by if label not in BY or by.count(label) > 1]:
             raise InputError(f"by={wrong[0]!r}: choose any of {', '.join(BY)}, each once")
@@ -160,8 +166,9 @@ class Explanation(Result):
             next token at the query, in nats.
 
         Raises:
-            InputError: the difference of two prompts, or a file, whose model is not there; n terms that are larger than
-                all others together.
+            InputError: the difference of two prompts, or a file, whose model is not there; a model that has changed, or
+                is under other hooks, since; a key that is its own baseline; n terms that are larger than all others
+                together.
         """
         row = self._row
         require("n", n, Count)
@@ -173,9 +180,19 @@ class Explanation(Result):
         attention = np.repeat(self.trained["attention"].values, cells[0].size)
         order = np.argsort(-abs(values) * attention * (1 - attention), kind="stable")
         size, remaining = float(abs(values[order[:n]]).sum()), float(abs(values[order[n:]]).sum())
+        if not size:
+            raise InputError("check: all terms are zero, as the query sees no key but that of the baseline")
         if size > remaining:
             raise InputError(f"n = {n}: give a number of {len(values)} terms that are less than all others together")
         log_p, pattern = row.predicted(torch.zeros(len(row.tokens)))
+        moved_since = float(
+            (pattern[list(row.keys)].cpu() - torch.tensor(self.trained["attention"].values)).abs().max()
+        )
+        if moved_since > max(_ROUNDING, tolerance(row.session.dtype)):
+            raise InputError(
+                f"check: the head's attention is off by {moved_since:.2g} from what was explained, so the model has "
+                "other weights or other hooks now; explain the prompt again"
+            )
 
         def deleted(chosen: np.ndarray, shares: np.ndarray) -> dict[str, int | float]:
             taken = np.bincount(keys[chosen], shares * values[chosen], minlength=len(row.tokens))
@@ -198,11 +215,14 @@ class Explanation(Result):
         """Return which terms make the difference to another prompt of as many tokens: its contributions taken away.
 
         Raises:
-            InputError: the other explains another model, head, query, key or side.
+            InputError: the other explains another model, head, query, key or side, under other hooks, by other parts,
+                or with the means of another reference.
         """
+        if not isinstance(other, Explanation):
+            raise InputError(f"minus: {type(other).__name__} is no explanation; give what explain returned")
         mine, theirs = self.dataset, other.dataset
-        for name in ("model", "layer", "head", "query", "against_key", "side"):
-            explained, taken = (data.attrs.get(name, "none") for data in (mine, theirs))
+        for name in ("model", "layer", "head", "query", "against_key", "side", "parts", "reference", *_OF_MODEL):
+            explained, taken = (of.provenance.get(name, "none") for of in (self, other))
             if explained != taken:
                 raise InputError(f"minus: {name} {taken} is taken from {name} {explained}; explain both alike")
         if len(mine["key"]) != len(theirs["key"]):
@@ -253,19 +273,21 @@ class ScoreTerms(Measure):
         data, attrs, key = numbers.data, numbers.attrs, _key_of(numbers.data)
         row, by_source = self.table(numbers).set_index("key").loc[key], _frame_of(data, ("term", "source"))
         against = f"key {attrs['against_key']}" if "against_key" in attrs else attrs["against"]
-        terms = [f"{title(name)} {row[name]:+.2f}" for name in row.index[3:]]
+        terms = [f"{title(name)} {format_number(row[name], '+.2f')}" for name in row.index[3:]]
         largest = _largest(by_source.query("key == @key"), _NAMED)[["term", "source", "contribution"]]
         named = [
-            f"{title(term)}{'' if term == source else f' of {source}'} {value:+.2f}"
+            f"{title(term)}{'' if term == source else f' of {source}'} {format_number(value, '+.2f')}"
             for term, source, value in largest.itertuples(index=False)
         ]
         note = f" {attrs['note'][0].upper()}{attrs['note'][1:]}." if attrs["note"] else ""
         return [
             f"{head_name(attrs['layer'], attrs['head'])}, query {attrs['query']} {attrs['query_token']!r} of "
             f"{attrs['model']}: key {key} {row['token']!r} has attention {row['attention']:.2f} and stands "
-            f"{row['score']:+.2f} logits against {against}"
+            f"{format_number(row['score'], '+.2f')} logits against {against}"
             f"{', less the same of the other prompt' if 'other' in attrs else ''}: {', '.join(terms)}.",
-            f"Its largest terms by source of the {attrs['side']}: {', '.join(named)}.",
+            f"Its largest terms by source of the {attrs['side']}: {', '.join(named)}."
+            if largest["contribution"].any()
+            else "All its terms are zero: a score less itself.",
             f"Means of {attrs['reference']}.{note}",
         ]
 

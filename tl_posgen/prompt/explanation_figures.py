@@ -37,11 +37,15 @@ def _quoted(token: str) -> str:
 def draw_explanation(explanation: Any) -> go.Figure:
     """Draw terms of every key, and of the key that stands out its sources and planes, stacked by term."""
     data, key = explanation.trained, explanation.key
-    shown = sorted(data["score"].to_series().abs().nlargest(MOST_KEYS).index)
+    always = [at for at in (key, data.attrs.get("against_key")) if at is not None]  # the largest, and these
+    sizes = data["score"].to_series().abs()
+    shown = sorted({*always, *sizes.drop(always).nlargest(MOST_KEYS - len(set(always))).index})
     tokens = dict(zip(data["key"].values, data["token"].values, strict=True))
     labels, place = {at: f"{at} {_quoted(tokens[at])}" for at in shown}, f"key {key} {_quoted(tokens[key])}"
-    title_of_keys = f"by key ({len(shown)} of {len(tokens)})" if len(shown) < len(tokens) else "by key"
-    panels = Panels([title_of_keys, f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"], columns=1)
+    titles = ["by key", f"{place}, by source of the {data.attrs['side']}", f"{place}, by plane"]
+    for panel, (n, of) in enumerate([(len(shown), len(tokens)), (MOST_SOURCES, data.sizes["source"])]):
+        titles[panel] += f" (the largest, {n} of {of})" if n < of else ""
+    panels = Panels(titles, columns=1)
     bars = [explanation.frame(("term",)).query("key in @shown").assign(label=lambda rows: rows["key"].map(labels))]
     orders = [list(labels.values())]
     for label in ("source", "plane"):

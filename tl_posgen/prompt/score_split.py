@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double, full_precision
+from tl_posgen.core.options import fits
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import finished
@@ -96,7 +97,8 @@ def position_part(
     Args:
         cache: of `model.run_with_cache` on one prompt; it needs the names of `tl_posgen.models.needed_names`.
         layer, head: one head; head="3.1" alone names it too.
-        model: the model that was run; reference as in `split`; tokens: the ids that were run, if known.
+        model: the model that was run, under the same hooks: the mean key is read by it as it is now.
+        reference: as in `split`. tokens: the ids that were run, if known.
 
     Raises:
         InputError: the cache holds several prompts, or lacks q or k.
@@ -113,7 +115,8 @@ def position_part(
     captures = list(captures_from_cache(cache, session, heads=(layer, head), tokens=tokens))
     if len(captures) != 1:
         raise InputError(f"{len(captures)} prompts: give the cache of one prompt")
-    return _split_of_capture(session, captures[0], given_reference(session, reference, [layer]))["position"][0]
+    parts = _split_of_capture(session, captures[0], given_reference(session, reference, [layer]))
+    return parts["position"][0].assign_attrs({**parts["position"].attrs, **parts.attrs})
 
 
 def one_prompt(session: Session, prompt: Any) -> Int[Tensor, " pos"]:
@@ -164,7 +167,7 @@ def _split_of_capture(session: Session, capture: LayerCapture, reference: Refere
 def _terms_of(capture: LayerCapture, reference: Reference) -> dict[str, Float[Tensor, "head query key"]]:
     """Return the terms of a captured layer's scores, without a mask; where nothing rotates, position and interaction as
     zero, and `row`, what is left of them."""
-    geometry, means, k = capture.geometry, reference.of_layer(capture.geometry), capture.k
+    geometry, means, k = capture.geometry, reference.of_layer(capture.layer), capture.k
     of_heads = (means.mean_query, means.mean_key, means.mean_turn)
     mean_query, mean_key, turn = (x[list(capture.heads)].to(k.device) for x in of_heads)
     terms = split_terms(capture.q, k, mean_query, mean_key, turn, geometry.rope, geometry.scale)
@@ -247,8 +250,12 @@ def patch_parts(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-3)
         True
     """
-    if isinstance(parts, str) or not parts or not set(parts) <= set(get_args(Part)):
-        raise InputError(f"parts {parts!r}: give a list of any of {', '.join(get_args(Part))}")
+    if (
+        isinstance(parts, str)
+        or not fits(parts, Sequence[str])
+        or not 0 < len(parts) == len({*parts} & {*get_args(Part)})
+    ):
+        raise InputError(f"parts {parts!r}: give a list of any of {', '.join(get_args(Part))}, each once")
     terms = sorted({term for part in parts for term in _OF_PART[part]})
     session = open_session(model)
     selected = select_heads(session, heads=heads)

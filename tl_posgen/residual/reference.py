@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Complex, Float
@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tl_posgen.arithmetic import double, full_precision
-from tl_posgen.errors import InputError, UnsupportedModelError
+from tl_posgen.errors import InputError, UnsupportedModelError, check_choice, check_whole
 from tl_posgen.models.layers.geometry import LayerGeometry
 from tl_posgen.models.loading.load import AnyModel, open_session
+from tl_posgen.models.provenance import fingerprint
 from tl_posgen.models.selection import Layers, check_indices
+from tl_posgen.models.session import Session
 from tl_posgen.models.tokens import bundled_text, spread, text_ids, to_prompts
 from tl_posgen.residual.numbers import SourceSums
 from tl_posgen.residual.residual_sources import Side, SourceVectors, read_prompts
@@ -49,7 +51,7 @@ class Reference:
     """Means over a reference text, by layer; `reference_of` makes one.
 
     Attributes:
-        model: name of the model that read it.
+        model: name of the model that read it; weights: their fingerprint.
         text: the text, in words for titles.
         n_prompts, length: how many prompts, and the tokens of the longest.
         distances: p(d), over which ubar is the mean.
@@ -57,6 +59,7 @@ class Reference:
     """
 
     model: str
+    weights: str
     text: str
     n_prompts: int
     length: int
@@ -69,21 +72,14 @@ class Reference:
         prompts = f"{self.n_prompts} prompt{'s' if self.n_prompts > 1 else ''} of {self.length} tokens"
         return f"{self.text}, {prompts}, first token left out, {self.distances} distances"
 
-    def of_layer(self, geometry: LayerGeometry) -> LayerReference:
-        """Return the means of a layer; InputError where there are none, or those of other shapes."""
-        layer, shape = geometry.layer, [geometry.n_heads, geometry.d_head]
+    def of_layer(self, layer: int) -> LayerReference:
+        """Return the means of a layer; InputError where there are none."""
         if layer not in self.layers:
             raise InputError(
                 f"the reference has no layer {layer}, only {sorted(self.layers)}; make it with "
                 f"reference_of(model, text, layers=[{layer}]), or of all layers"
             )
-        means = self.layers[layer]
-        if list(means.mean_key.shape) != shape:
-            raise InputError(
-                f"layer {layer}: the reference, of {self.model}, has heads x d_head {list(means.mean_key.shape)}, and "
-                f"this model has {shape}; make the reference by the model that is explained"
-            )
-        return means
+        return self.layers[layer]
 
 
 @full_precision()
@@ -120,8 +116,8 @@ def reference_of(
         >>> reference.n_prompts, reference.length, tuple(reference.layers[3].mean_key.shape)
         (2, 256, (4, 32))
     """
-    if distances not in ("uniform", "causal", "attention"):
-        raise InputError(f"distances {distances!r}: choose uniform, causal or attention")
+    check_choice("distances", distances, get_args(Distances))
+    check_whole("reference_of", 1, n_prompts=n_prompts)
     session, prompts = open_session(model), bundled_text() if text is None else text
     usual, tokenizer = session.limit.cut(USUAL_LENGTH), session.model.tokenizer
     is_book = isinstance(prompts, str) and len(prompts) > _MOST_CHARACTERS * usual  # whose tokens need not be counted
@@ -164,16 +160,22 @@ def reference_of(
     flat_text = " ".join(text.split()) if isinstance(text, str) else ""
     quoted = f"“{flat_text}”" if len(flat_text) <= 40 else f"“{flat_text[:40]}…”"
     name = BUNDLED if text is None else quoted if isinstance(text, str) else "given prompts"
-    return Reference(session.label, name, len(rows), longest, str(distances), means)
+    return Reference(session.label, fingerprint(session), name, len(rows), longest, str(distances), means)
 
 
-def given_reference(model: AnyModel, reference: Any, layers: Sequence[int], *, sources: bool = False) -> Reference:
-    """Return a Reference as it is, or the one of a text (None: the bundled book) at these layers."""
+def given_reference(session: Session, reference: Any, layers: Sequence[int], *, sources: bool = False) -> Reference:
+    """Return a Reference as it is, or the one of a text (None: the bundled book) at these layers; InputError for one
+    that other weights gave."""
     if isinstance(reference, Reference):
+        if reference.weights != fingerprint(session):
+            raise InputError(
+                f"the reference was read by another model, {reference.model}, or before the weights of this one were "
+                "changed; make it with reference_of(model, text) by the model that is explained"
+            )
         return reference
     if reference is not None and not isinstance(reference, str):
         raise InputError(
             f"reference={type(reference).__name__}: give a text, what reference_of(model, text) returned, or None for "
             "the bundled book"
         )
-    return reference_of(model, reference, layers=list(layers), sources=sources)
+    return reference_of(session, reference, layers=list(layers), sources=sources)

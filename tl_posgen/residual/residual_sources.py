@@ -22,7 +22,7 @@ from tl_posgen.residual.numbers import REST, FrozenMap, FrozenNorm, SourceSums, 
 By = Literal["layer", "head"]
 Side = Literal["q", "k"]
 ROUNDING = "rounding"  # what half precision takes away, as a source
-REMEDY = "give parts of your own, parts={name: [pos, d_model]} with rest=True"
+REMEDY = "explain takes parts of your own, parts={name: [pos, d_model]} with rest=True"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ class SourceReader:
         if not off <= tolerance(self.session.dtype) * max(-float(ends.min), float(ends.max)):
             raise UnsupportedModelError(
                 f"layer {layer}: what earlier layers wrote does not add up to its residual stream: off by {off:.2g} "
-                f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they add?); {REMEDY}"
+                f"where it reaches {float(residual.abs().max()):.2g} (blocks that scale what they "
+                f"add? hooks that change it, given behind those that read it?); {REMEDY}"
             )
         return ResidualSources(tuple(named), values, residual)
 
@@ -192,7 +193,8 @@ class SourceReader:
             if norm is None:
                 raise UnsupportedModelError(
                     f"layer {layer}: what its heads write through W_O does not add up to what its attention adds to "
-                    f"the residual stream, nor does a norm of it; {REMEDY}"
+                    f"the residual stream, nor does a norm of it (hooks that change it, given behind those that "
+                    f"read it?); {REMEDY}"
                 )
             named = {name: norm.linear(value) for name, value in named.items()}
             named[f"L{layer} attention norm bias"] = norm.beta.expand_as(out)

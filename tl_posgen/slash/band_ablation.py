@@ -23,7 +23,7 @@ from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import RowByRow
 from tl_posgen.errors import InputError, UnsupportedModelError
 from tl_posgen.interventions import UNTOUCHED, Interventions
-from tl_posgen.models.layer_table import geometry_of
+from tl_posgen.models.layer_table import geometry_of, rotating_layers
 from tl_posgen.models.layers.capture import LayerCapture, scores_from
 from tl_posgen.models.model import Model
 from tl_posgen.models.selection import Heads, Layers, select_heads
@@ -69,7 +69,7 @@ def ablate_bands(
     Raises:
         InputError: an unknown kind, no model, no band for a kind that needs one, a band that is none of the above or
             does not fit the planes of a chosen layer.
-        UnsupportedModelError: see `replace_scores`.
+        UnsupportedModelError: see `replace_scores`; also "no_rope" if no chosen layer has RoPE.
 
     Example:
         >>> import torch
@@ -84,7 +84,10 @@ def ablate_bands(
     def ablated(q: Tensor, k: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         return ablate(q, k, rope, kind, None if band is None else planes_of(rope, band, "band"))
 
-    for geometry in geometry_of(session, list(select_heads(session, layers, heads))):
+    chosen_layers = list(select_heads(session, layers, heads))
+    if kind == "no_rope":
+        rotating_layers(session, chosen_layers, "planes to stop")
+    for geometry in geometry_of(session, chosen_layers):
         vectors = torch.ones(1, 2, geometry.d_head)
         try:
             ablated(vectors, vectors, geometry.rope)

@@ -22,7 +22,7 @@ from tl_posgen.models.same_logits import without_hooks
 from tl_posgen.models.selection import Heads, select_heads
 from tl_posgen.models.session import Session, session_of
 from tl_posgen.residual.numbers import SourceSums
-from tl_posgen.residual.reference import Reference, reference_of
+from tl_posgen.residual.reference import given_reference
 from tl_posgen.residual.residual_sources import ROUNDING, Side, SourceReader, SourceVectors, called, is_close
 from tl_posgen.rope.rotation import complex_planes, from_complex_planes
 
@@ -68,8 +68,9 @@ def remove_source(
         which softmax does not see.
 
     Raises:
-        InputError: no such source, part or head; a control of something else than a constant; later, in the forward
-            pass: padded prompts, of which other parts than the constant cannot be read.
+        InputError: no such source, part or head; a control of something else than a constant; a reference of another
+            model; later, in the forward pass: padded prompts, of which other parts than the constant cannot be read; in
+            the backward pass: other parts than the constant, whose gradients are not computed.
         UnsupportedModelError: queries or keys that cannot be traced to their sources; a control where nothing rotates.
 
     Source: ours.
@@ -92,9 +93,8 @@ def remove_source(
         raise InputError(f"control=True with part={part!r}: random phases are those of a constant; leave one out")
     session, side = session_of(model), SIDES[on]
     chosen = select_heads(session, None, heads)
-    if not isinstance(reference, Reference):
-        reference = reference_of(session, reference, layers=list(chosen))
-    sums = {layer: reference.of_layer(session.layer(layer).geometry).sources.get(side) for layer in chosen}
+    reference = given_reference(session, reference, list(chosen), sources=True)
+    sums = {layer: reference.of_layer(layer).sources.get(side) for layer in chosen}
     means = {layer: source_sums for layer, source_sums in sums.items() if source_sums is not None}
     if len(means) < len(sums):
         raise InputError("the reference has no sources; make it with reference_of(model, text, sources=True)")
@@ -145,13 +145,29 @@ def remove_source(
             live = written(capture)
             gone = live - gone.to(live) if part == "varying" else live
         vectors = capture.k if on == "keys" else capture.q
-        return scores_with(capture, **{side: vectors - gone.to(vectors)})
+        left = vectors - gone.to(vectors)
+        return scores_with(capture, **{side: left if part == "constant" else _WithoutGradient.apply(left)})
 
     by_row = RowByRow(scores_of) if part == "constant" else scores_of
     points = [] if part == "constant" else [*reader.points(), *(_resid(layer) for layer in chosen if layer)]
     places = [(layer, head) for layer, layer_heads in chosen.items() for head in layer_heads]
     reading: HookList = [(name, partial(reader.keep, name)) for name in points]
     return [*reading, *replace_scores(model, by_row, heads=places)]
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """x, with a backward pass that is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise InputError(
+            "remove_source: gradients of what a source writes in the pass that runs are not computed; take "
+            'part="constant", whose gradients are'
+        )
 
 
 def _resid(layer: int) -> str:

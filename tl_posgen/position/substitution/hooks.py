@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tl_posgen.arithmetic import double
+from tl_posgen.core.options import NonNegative, require
 from tl_posgen.editing.printed_hooks import HookList, printing_call
 from tl_posgen.editing.replace_scores import replace_scores
 from tl_posgen.editing.score_functions import RowByRow, ScoresOf, finished
@@ -81,7 +82,9 @@ def substitute(
         >>> torch.allclose(model.run_with_hooks(tokens, fwd_hooks=hooks), model(tokens), atol=1e-4)
         True
     """
-    if isinstance(by, DistanceDistribution) or by in (own_profile, query_profile, all_positions):
+    if isinstance(by, DistanceDistribution) or any(
+        by is profile for profile in (own_profile, query_profile, all_positions)
+    ):
         name = getattr(by, "__name__", "this")
         raise InputError(f"substitute: {name} gives distances, and no scores; give by_split({name})")
     if not callable(by):
@@ -354,6 +357,8 @@ def near(width: int | float, floor: float = 0.05) -> tuple[float, ...]:
         >>> near(3)
         (3.0, 2.0, 1.0, 0.05)
     """
+    require("width", width, NonNegative)
+    require("floor", floor, NonNegative)
     return (*(float(max(width - d, floor)) for d in range(math.ceil(width))), floor)
 
 
