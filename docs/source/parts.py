@@ -53,7 +53,7 @@ REAL_LINES = (
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
 GROUPED = f"frequencies --groups thirds,quarters {SMALL_CUT}"
-MORE_LINES = {name: (GROUPED,) for name in (*REAL, QWEN)} | {LARGE: ("analyze --length 512 --prompts 4", GROUPED)}
+MORE_LINES = {REAL[0]: (GROUPED,), LARGE: ("analyze --length 512 --prompts 4",)}
 OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "position 3", "position 4", "position 7a")
 OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")

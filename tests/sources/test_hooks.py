@@ -164,7 +164,7 @@ def test_gradients_flow_through_a_removed_constant_and_are_refused_of_other_part
             loss.backward()
             assert float(embedded[-1].grad.abs().max()) > 0
         else:
-            with pytest.raises(InputError, match='gradients of what a source writes .* take part="constant"'):
+            with pytest.raises(InputError, match=r'gradients of what a source writes .* take part="constant"'):
                 loss.backward()
 
 
