@@ -76,7 +76,7 @@ def run(text: str) -> tuple[list[str], go.Figure | None]:
             for block in BLOCK.findall(text):
                 *lines, last = on_mini(block).rstrip().split("\n")
                 with contextlib.redirect_stdout(io.StringIO()) as out:
-                    if ".plot(" in last:
+                    if ".plot(" in last or last.startswith("px."):
                         exec("\n".join(lines), names)
                         figure = eval(last, names)
                     else:

@@ -34,7 +34,6 @@ FAMILIES = DOCS / "families.json"
 
 SMALL = ("mini", "stories260K")
 OF_FREQUENCIES = ("inits", "quarters", "recall", "frequencies")  # parts that judge such claims; the first that has one
-CUT_AND_HEAD = r" --(length|prompts|prompt|head) ('[^']*'|\S+)"  # options of a timed command that its row leaves out
 OF_ROOT = ("README.md", "mkdocs.yml", "CITATION.cff")
 SYNONYMS = {  # page -> words by which the site's search finds it, too
     "cite.md": "BibTeX, citation, reference, bibliography, DOI",
@@ -250,7 +249,7 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "short": {"mini": "mini", REAL[0]: "SmolLM2", REAL[1]: "Gemma 3", QWEN: "Qwen2.5", LARGE: "Qwen2.5 1.5B"},
         "commands": {
             name: [
-                {**row, "command": re.sub(CUT_AND_HEAD, "", row["line"])}
+                {**row, "command": row["line"].split()[0]}
                 for part in (f"{name} commands", f"{name} more commands")
                 if part in numbers
                 for row in numbers[part]["rows"]

@@ -52,8 +52,6 @@ REAL_LINES = (
     *(f"{name} {SMALL_CUT}" for name in (*_SCORED, *_INTERVENED)),
     "explain --prompt 'When Mary and John went to the store, John gave a drink to' --head L5H3",
 )
-GROUPED = f"frequencies --groups thirds,quarters {SMALL_CUT}"
-MORE_LINES = {REAL[0]: (GROUPED,), LARGE: ("analyze --length 512 --prompts 4",)}
 OF_FEW_PASSES = ("position 1", "position 1b", "position 2", "position 2b", "position 3", "position 4", "position 7a")
 OF_FEW_PASSES += ("slash 1", "slash 2", "slash 3a", "slash 3b", "slash 3c", "slash 6")
 OF_FEW_PASSES += ("coupling 1", "coupling 2", "coupling 3")
@@ -185,7 +183,7 @@ PARTS = {
     **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
     f"{QWEN} commands": Part(QWEN, {"lines": (*REAL_LINES, f"frequencies {SMALL_CUT}")}, timed),
     f"{LARGE} commands": Part(LARGE, {"lines": (f"slash {SMALL_CUT}", f"substitute {SMALL_CUT}")}, timed),
-    **{f"{name} more commands": Part(name, {"lines": lines}, timed) for name, lines in MORE_LINES.items()},
+    f"{LARGE} more commands": Part(LARGE, {"lines": ("analyze --length 512 --prompts 4",)}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "nulls": 1, "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()

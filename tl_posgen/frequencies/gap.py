@@ -290,7 +290,9 @@ def _copy_in_words(row: Mapping[str, Any], last: int) -> str:
     """Return "a copy is read back across 4,096 tokens, and no longer across 8,192"."""
     reads, lost = row["reads"], row["lost"]
     if math.isnan(reads):
-        return "that a copy is read back is sure at no gap" if math.isnan(lost) else "no copy is read back"
+        if math.isnan(lost):
+            return "that a copy is read back is sure at no gap"
+        return f"no copy is read back{'' if lost else ', not even without a gap'}"
     far = f"across {'all ' if reads == last else ''}{reads:,.0f} tokens" if reads else "without a gap"
     end = "beyond that undecided" if math.isnan(lost) else f"and no longer across {lost:,.0f}"
     return f"a copy is read back {far}{'' if reads == last else f', {end}'}"

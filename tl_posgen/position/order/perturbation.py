@@ -132,7 +132,7 @@ class Perturbation(Measure):
             _curves,
             "ratio",
             title="Loss as order is lost",
-            subtitle="loss in nats, of targets that were not moved",
+            subtitle="loss in nats, of targets that were not moved; sentences and table: of all",
             x_title="share of tokens (jitter: of pairs) moved",
         )
     }
