@@ -25,7 +25,7 @@ from tl_posgen.models.session import session_of
 
 MEASURES = ("variance", "three_axis", "mean_key", "attention_examples")
 PARTS = {  # functions -> the part that their own seconds belong to; what they call of other parts is counted there
-    "tl_posgen.core.engine:one_pass": "forward passes",
+    "tl_posgen.core.steps:one_pass": "forward passes",
     "tl_posgen.models.capture.capturing:proved_capture": "proof of each pass",
     "tl_posgen.core.null_models:NullModels.build": "null models made",
     "tl_posgen.core.null_models:fingerprint": "weights hashed",

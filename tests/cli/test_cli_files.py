@@ -187,7 +187,7 @@ def test_a_run_that_was_killed_before_its_page_goes_on(command, monkeypatch, tmp
     assert code == 2
     assert f"{out}: holds another run's results.nc; choose another place" in error
     assert f"What this run measured is kept in {out / 'parts'}" in error
-    monkeypatch.setattr("tl_posgen.core.engine.one_pass", lambda *_, **__: written.append("measured again"))
+    monkeypatch.setattr("tl_posgen.core.steps.one_pass", lambda *_, **__: written.append("measured again"))
     assert command("analyze", *SHORT, "--out", out)[0] == 0
     assert not written
     assert {*FILES} <= {path.name for path in out.iterdir()}

@@ -147,7 +147,7 @@ def test_an_interrupted_sweep_says_what_is_kept(tmp_path, monkeypatch, capsys):
     [part] = (tmp_path / "runs" / "parts" / "mini-text").iterdir()
     assert states(study, tmp_path / "runs") == {"mini/bundled": "finished", "mini/text": "begun"}
     with monkeypatch.context() as patched:  # a part that is there is not measured
-        patched.setattr("tl_posgen.core.engine.one_pass", lambda *_, **__: pytest.fail("measured again"))
+        patched.setattr("tl_posgen.core.steps.one_pass", lambda *_, **__: pytest.fail("measured again"))
         assert [*sweep(study, out=tmp_path / "runs", progress=False).values()] == ["finished"] * 2
     assert not part.exists()
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [JOBS]
