@@ -248,13 +248,9 @@ def environment(numbers: Mapping[str, Any] | None = None, shown: set[str] | None
         "claimed": [name for name in ("mini", *REAL, QWEN, LARGE) if f"{name} claims" in numbers],
         "short": {"mini": "mini", REAL[0]: "SmolLM2", REAL[1]: "Gemma 3", QWEN: "Qwen2.5", LARGE: "Qwen2.5 1.5B"},
         "commands": {
-            name: [
-                {**row, "command": row["line"].split()[0]}
-                for part in (f"{name} commands", f"{name} more commands")
-                if part in numbers
-                for row in numbers[part]["rows"]
-            ]
+            name: [{**row, "command": row["line"].split()[0]} for row in numbers[f"{name} commands"]["rows"]]
             for name in (*REAL, QWEN, LARGE)
+            if f"{name} commands" in numbers
         },
         "timed": [name for name in ("mini", *REAL, QWEN) if f"{name} frequencies" in numbers],
         "results_of": lambda kind, name: [result(f"{model} {kind}", name) for model in SMALL],

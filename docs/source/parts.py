@@ -183,7 +183,6 @@ PARTS = {
     **{f"{name} commands": Part(name, {"lines": REAL_LINES}, timed) for name in REAL},
     f"{QWEN} commands": Part(QWEN, {"lines": (*REAL_LINES, f"frequencies {SMALL_CUT}")}, timed),
     f"{LARGE} commands": Part(LARGE, {"lines": (f"slash {SMALL_CUT}", f"substitute {SMALL_CUT}")}, timed),
-    f"{LARGE} more commands": Part(LARGE, {"lines": ("analyze --length 512 --prompts 4",)}, timed),
     **{
         f"{name} claims": Part(name, {"length": 128, "nulls": 1, "papers": papers}, claims)
         for name, papers in REAL_CLAIMS.items()
