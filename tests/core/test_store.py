@@ -144,8 +144,14 @@ def test_what_another_run_cannot_know_is_refused(small_model, tmp_path):
     with pytest.raises(InputError, match="keep: another run cannot know what fwd_hooks do"):
         tl_posgen.analyze(small_model, bundled_text(), fwd_hooks=[hook], **run)
     refused = "keep: another run cannot know what the hooks on this model do; remove them"
-    with small_model.hooks(fwd_hooks=[hook]), pytest.raises(InputError, match=refused):
-        tl_posgen.analyze(small_model, bundled_text(), **run)
+
+    def of_transformer_lens(value, hook):
+        return 0 * value
+
+    of_transformer_lens.__module__ = "transformer_lens.patching"  # whose functions edit, too
+    for added in (hook, (hook[0], of_transformer_lens)):
+        with small_model.hooks(fwd_hooks=[added]), pytest.raises(InputError, match=refused):
+            tl_posgen.analyze(small_model, bundled_text(), **run)
     with pytest.raises(InputError, match="the content of a range_iterator cannot be read"):
         content(iter(range(3)))
     assert not list(tmp_path.iterdir())

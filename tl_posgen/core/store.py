@@ -269,10 +269,15 @@ def configuration_of(session: Session, prompts: Any, logits: str | None, **setti
     `logits_digest` gives.
 
     Raises:
-        InputError: prompts whose content cannot be read; a model that cannot read a few tokens, whose logits say what
-            else changes it: hooks that torch alone knows, an adapter, a function that was replaced.
+        InputError: prompts whose content cannot be read; any hook at the model's hook points, a function of
+            TransformerLens too, which the logits of a few tokens leave out; a model that cannot read these, which
+            say what else changes it: hooks that torch alone knows, an adapter, a function that was replaced.
     """
     model, origin = session.model, session.origin
+    if any(point.fwd_hooks for point in model.hook_dict.values()):
+        raise InputError(
+            "keep: another run cannot know what the hooks on this model do; remove them, or give keep=None"
+        )
     if logits is None:
         raise InputError(
             "keep: this model cannot read a few tokens, so another run cannot know what was put into it (a function in "
